@@ -1,0 +1,81 @@
+// 16 virtual lanes on AVX-512 F/BW/VL/DQ. See vec_avx2.h for the meaning of each function.
+#pragma once
+
+#define OCT_INLINE static inline __attribute__((always_inline))
+
+struct F16 {
+  __m512 v;
+};
+struct I16 {
+  __m512i v;
+};
+struct M16 {
+  __mmask16 v;
+};
+
+OCT_INLINE F16 f_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+OCT_INLINE F16 f_set(float x) { return {_mm512_set1_ps(x)}; }
+OCT_INLINE F16 f_zero() { return {_mm512_setzero_ps()}; }
+OCT_INLINE void f_store(float* p, F16 x) { _mm512_storeu_ps(p, x.v); }
+OCT_INLINE F16 f_add(F16 x, F16 y) { return {_mm512_add_ps(x.v, y.v)}; }
+OCT_INLINE F16 f_sub(F16 x, F16 y) { return {_mm512_sub_ps(x.v, y.v)}; }
+OCT_INLINE F16 f_mul(F16 x, F16 y) { return {_mm512_mul_ps(x.v, y.v)}; }
+OCT_INLINE F16 f_div(F16 x, F16 y) { return {_mm512_div_ps(x.v, y.v)}; }
+OCT_INLINE F16 f_fma(F16 x, F16 y, F16 z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+OCT_INLINE F16 f_fnma(F16 x, F16 y, F16 z) { return {_mm512_fnmadd_ps(x.v, y.v, z.v)}; }
+OCT_INLINE F16 f_max(F16 x, F16 y) { return {_mm512_max_ps(x.v, y.v)}; }
+OCT_INLINE F16 f_min(F16 x, F16 y) { return {_mm512_min_ps(x.v, y.v)}; }
+OCT_INLINE M16 f_lt(F16 x, F16 y) { return {_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ)}; }
+OCT_INLINE M16 f_le(F16 x, F16 y) { return {_mm512_cmp_ps_mask(x.v, y.v, _CMP_LE_OQ)}; }
+OCT_INLINE M16 f_eq(F16 x, F16 y) { return {_mm512_cmp_ps_mask(x.v, y.v, _CMP_EQ_OQ)}; }
+OCT_INLINE M16 f_isnan(F16 x) { return {_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q)}; }
+OCT_INLINE F16 f_select(M16 m, F16 yes, F16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
+OCT_INLINE unsigned m_bits(M16 m) { return (unsigned)m.v; }
+
+OCT_INLINE I16 i_load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+OCT_INLINE I16 i_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+OCT_INLINE void i_store(int32_t* p, I16 x) { _mm512_storeu_si512(p, x.v); }
+OCT_INLINE I16 i_lanes() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+OCT_INLINE I16 i_add(I16 x, I16 y) { return {_mm512_add_epi32(x.v, y.v)}; }
+OCT_INLINE I16 i_sub(I16 x, I16 y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+OCT_INLINE I16 i_and(I16 x, I16 y) { return {_mm512_and_si512(x.v, y.v)}; }
+OCT_INLINE I16 i_or(I16 x, I16 y) { return {_mm512_or_si512(x.v, y.v)}; }
+OCT_INLINE I16 i_xor(I16 x, I16 y) { return {_mm512_xor_si512(x.v, y.v)}; }
+template <int N>
+OCT_INLINE I16 i_shl(I16 x) {
+  return {_mm512_slli_epi32(x.v, N)};
+}
+template <int N>
+OCT_INLINE I16 i_shr(I16 x) {
+  return {_mm512_srli_epi32(x.v, N)};
+}
+OCT_INLINE M16 i_eq(I16 x, I16 y) { return {_mm512_cmpeq_epi32_mask(x.v, y.v)}; }
+OCT_INLINE M16 i_gt(I16 x, I16 y) { return {_mm512_cmpgt_epi32_mask(x.v, y.v)}; }
+OCT_INLINE F16 as_f(I16 x) { return {_mm512_castsi512_ps(x.v)}; }
+OCT_INLINE I16 as_i(F16 x) { return {_mm512_castps_si512(x.v)}; }
+OCT_INLINE F16 i_to_f(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+OCT_INLINE I16 f_to_i(F16 x) { return {_mm512_cvtps_epi32(x.v)}; }
+OCT_INLINE F16 f_sqrt(F16 x) { return {_mm512_sqrt_ps(x.v)}; }
+
+OCT_INLINE float f_sum(F16 x) {
+  __m256 s = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  q = _mm_add_ss(q, _mm_shuffle_ps(q, q, 1));
+  return _mm_cvtss_f32(q);
+}
+OCT_INLINE float f_hmax(F16 x) {
+  __m256 s = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  q = _mm_max_ss(q, _mm_shuffle_ps(q, q, 1));
+  return _mm_cvtss_f32(q);
+}
+
+OCT_INLINE I16 u16_load(const uint16_t* p) { return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
+OCT_INLINE I16 u8_load(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+OCT_INLINE I16 i8_load(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+OCT_INLINE void u16_store(uint16_t* p, I16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x.v)); }
+OCT_INLINE F16 half_load(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+
+#include "vec_common.h"

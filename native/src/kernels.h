@@ -1,0 +1,179 @@
+// The op set of the CPU back end: one argument struct an op, and one table of functions an instruction set.
+// The arithmetic of every op is fixed in docs/numerics.md; tables differ in speed alone.
+//
+// Rows are tokens of the step, or the rows that need logits. `ld` is a row's stride in elements. Activations
+// that enter a matrix product are bfloat16 (uint16_t) on the bf16 path and float on the float32 path; the
+// residual stream, products' outputs and logits are always float.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "team.h"
+
+namespace octavo {
+
+enum class WeightKind : int32_t { kBf16 = 0, kQ8_0 = 1, kQ4_1 = 2, kF32 = 3 };
+
+// A packed matrix of n output columns by k inputs. Column blocks of 16, each a run of tiles of 32 inputs
+// (kF32: of single inputs); see pack.h for the bytes of a tile. n is padded to 16 and k to 32 with zeros.
+struct PackedWeight {
+  WeightKind kind;
+  int32_t n;
+  int32_t k;
+  const uint8_t* data;
+};
+
+struct EmbedArgs {
+  const PackedWeight* weight;  // n = vocabulary, k = hidden
+  const int32_t* ids;          // [rows]
+  float* dst;                  // [rows, ld]
+  int32_t rows, ld;
+};
+
+struct NormArgs {
+  const float* src;     // [rows, ld_src]
+  const float* weight;  // [cols]
+  void* dst;            // [rows, ld_dst] bf16 or float
+  int32_t rows, cols, ld_src, ld_dst;
+  float eps;
+  bool dst_f32;
+};
+
+// dst = src x weight (+ bias) (+ residual). dst may be residual.
+struct LinearArgs {
+  const PackedWeight* weight;
+  const void* src;        // [rows, ld_src] bf16, or float where src_f32; columns k .. roundup(k, 32) are zero
+  const float* bias;      // [n] or null
+  const float* residual;  // [rows, ld_dst] or null
+  float* dst;             // [rows, ld_dst]; already offset to this weight's first column
+  int32_t rows, ld_src, ld_dst;
+  bool src_f32;
+};
+
+struct ActArgs {  // dst = act(src[:, 0:cols]) * src[:, cols:2 cols]
+  const float* src;  // [rows, ld_src]
+  void* dst;         // [rows, ld_dst] bf16 or float
+  int32_t rows, cols, ld_src, ld_dst;
+  bool dst_f32;
+  int32_t act;  // 0 silu, 1 gelu (tanh form)
+};
+
+struct GatherArgs {
+  const float* src;       // [*, ld_src]
+  const int32_t* index;   // [rows]
+  float* dst;             // [rows, ld_dst]
+  int32_t rows, cols, ld_src, ld_dst;
+};
+
+// One sequence's rows in the step: rows [row, row + count), positions [start, start + count).
+struct SeqRun {
+  int32_t row, count, start;
+  int32_t store_from;         // positions below this are not stored
+  const int32_t* block_table; // block ids, block i holds positions [i block_size, (i + 1) block_size)
+};
+
+// Shape of the pages of one group, and where one layer's lie. The unit is a tile: 32 positions of one KV head.
+// bf16: K, [2 halves][dk / 2 pairs][16 positions][2], then V, [dv / 16][16 pairs][16 dims][2], with
+// dk = roundup(head_dim, 32), dv = roundup(head_dim, 16), padding zero. float32: K, [2 halves][head_dim][16],
+// then V, [32][head_dim].
+struct KVLayer {
+  uint8_t* base;         // the pool, already offset to this layer
+  int64_t block_stride;  // bytes from one block to the next
+  int64_t head_stride;   // bytes from one KV head to the next within a block and layer
+  int64_t tile_stride;   // bytes from one tile of 32 positions to the next
+  int32_t block_size;    // positions a block, a multiple of 32
+  int32_t head_dim;
+  int32_t kv_heads;
+  bool f32;
+};
+
+// Rotates q and k in pairs (i, i + rotary / 2), writes q to dst and k, v into the pages. Writing the first
+// position of a tile first clears the whole tile, so a page never shows what an earlier owner left.
+struct RopeStoreArgs {
+  const float* qkv;         // [rows, ld_qkv]: q heads, then k heads, then v heads
+  void* dst_q;              // [rows, ld_q] bf16 or float (kv.f32): head h at h * dq, dq = roundup(head_dim, 32) on the
+                            // bf16 path (padding zero), head_dim on the float32 path
+  const float* cos;         // [positions, rotary / 2]
+  const float* sin;
+  const SeqRun* seqs;
+  int32_t num_seqs, q_heads, rotary, ld_qkv, ld_q;
+  KVLayer kv;
+};
+
+struct AttentionArgs {
+  const void* q;     // as RopeStoreArgs::dst_q
+  void* dst;         // [rows, ld_dst] bf16 or float: head h at h * head_dim; the caller clears the columns beyond
+  const SeqRun* seqs;
+  int32_t num_seqs, q_heads, ld_q, ld_dst;
+  float scale;
+  int32_t window;    // 0: full; else a row sees its last `window` positions (built with window groups)
+  float softcap;     // 0: off
+  const float* sinks;  // null: off
+  bool naive;        // the three-step product
+  uint8_t* scratch;  // attention_scratch_bytes() of memory shared by the team
+  KVLayer kv;
+};
+
+// One row of logits to draw from. Pointers may be null where noted.
+struct SampleRow {
+  float temperature;         // 0: greedy
+  float top_p, min_p;
+  int32_t top_k;             // 0: off
+  float repetition, presence, frequency;
+  uint64_t seed;
+  int32_t position, choice;  // noise counter: absolute position of the token drawn, index within n
+  const int32_t* prompt_counts;  // [vocab] or null
+  const int32_t* output_counts;  // [vocab] or null
+  const int32_t* bias_ids;       // [num_bias]
+  const float* bias_values;
+  int32_t num_bias;
+  const int32_t* banned;         // ids that cannot be drawn
+  int32_t num_banned;
+  const uint32_t* mask;          // [vocab / 32] bit set = allowed, or null
+  int32_t num_logprobs;          // -1: none; else alternatives wanted (0..kMaxLogprobs)
+};
+
+constexpr int32_t kMaxLogprobs = 32;
+
+struct SampleOut {
+  int32_t token;     // -1: the row's logits hold a NaN or no token is allowed
+  float logprob;     // of `token` under the raw distribution, where num_logprobs >= 0
+  int32_t top_ids[kMaxLogprobs];
+  float top_logprobs[kMaxLogprobs];
+};
+
+struct SampleArgs {
+  const float* logits;  // [rows, ld]
+  int32_t rows, ld;
+  int32_t vocab;        // ids drawn are below this
+  const SampleRow* params;
+  SampleOut* out;
+  float* scratch;       // [team size, 2 * roundup(vocab, 16)] floats
+};
+
+struct Kernels {
+  const char* name;
+  void (*embed)(const EmbedArgs&, const Team&);
+  void (*rms_norm)(const NormArgs&, const Team&);
+  void (*linear)(const LinearArgs&, const Team&);
+  void (*activate)(const ActArgs&, const Team&);
+  void (*gather)(const GatherArgs&, const Team&);
+  void (*rope_store)(const RopeStoreArgs&, const Team&);
+  void (*attention)(const AttentionArgs&, const Team&);
+  void (*sample)(const SampleArgs&, const Team&);
+  // Called by each thread before its first and after its last op of a step (tile configuration, MXCSR).
+  void (*enter)();
+  void (*leave)();
+};
+
+// Bytes of AttentionArgs::scratch for a team of `threads` and contexts up to `max_positions`.
+size_t attention_scratch_bytes(int threads, int max_positions, int q_heads, int head_dim, int max_rows, bool naive);
+
+extern const Kernels kKernelsPortable;
+#if defined(__x86_64__)
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+extern const Kernels kKernelsAmx;
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,173 @@
+"""The native module (native/src/module.cpp): packed weights, pages, the program executor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+def isas() -> list[str]:
+    """Instruction sets that this machine runs, best first: of "amx", "avx512", "avx2", "portable".
+
+    "amx" is listed only where the kernel grants the tile permission, which this call asks for.
+    """
+
+def cpu_count() -> int:
+    """CPUs this process may use: affinity, capped by the cgroup's quota (rounded up)."""
+
+# --- weights (pack.h) -----------------------------------------------------------------------------
+
+def source_row_bytes(source: str, k: int) -> int:
+    """Bytes of one row of k values; source is "F32", "F16", "BF16", "Q8_0" or "Q4_1" (GGUF names)."""
+
+def packed_bytes(kind: str, n: int, k: int) -> int:
+    """Bytes of a packed matrix; kind is "bf16", "q8_0", "q4_1" or "f32"."""
+
+def can_pack(source: str, kind: str) -> bool: ...
+def pack(source: str, kind: str, n: int, k: int, src: Any, dst: Any) -> None:
+    """Packs `src` (buffer of n rows) into `dst` (writable buffer of packed_bytes). Releases the GIL."""
+
+def unpack(kind: str, n: int, k: int, packed: Any, dst: Any) -> None:
+    """Expands a packed matrix to float32 [n, k] (`dst`), the values as products see them. For tests and the oracle."""
+
+class Weight:
+    """A packed matrix or a float vector in memory that `owner` keeps alive."""
+
+    def __init__(self, owner: Any, offset: int, kind: str, n: int, k: int) -> None:
+        """`owner` is a buffer; the matrix starts `offset` bytes into it (a multiple of 64)."""
+    kind: str
+    n: int
+    k: int
+
+# --- memory ----------------------------------------------------------------------------------------
+
+def map_arena(path: str, offset: int, length: int) -> Any:
+    """A read-only buffer of a file, on huge pages where the machine allows (else an anonymous huge-page copy)."""
+
+class KVPool:
+    """The pages of one group: num_blocks blocks of block_size positions for `layers` layers, zeroed memory.
+
+    Layout: block-major (block, layer, head, tile of 32 positions); a tile as in kernels.h.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, layers: int, kv_heads: int, head_dim: int, float32: bool
+    ) -> None: ...
+    bytes: int
+    @staticmethod
+    def bytes_per_token(layers: int, kv_heads: int, head_dim: int, float32: bool) -> int: ...
+    def read(self, layer: int, block: int, key: Any, value: Any) -> None:
+        """Writes canonical float32 [block_size, kv_heads, head_dim] of one block into `key` and `value` (tests, export)."""
+    def fill(self, value: float) -> None:
+        """Fills every page with one value, NaN included (tests)."""
+
+# --- the program -----------------------------------------------------------------------------------
+
+class Batch:
+    """One step's inputs: reused from step to step, arrays are copied in.
+
+    Row r of the step is a token. Sequence s owns rows [row, row + count).
+    """
+
+    def __init__(self) -> None: ...
+    def set_tokens(self, ids: Any) -> None:
+        """int32 [rows]."""
+    def set_sequences(self, seqs: Any, block_tables: Sequence[Any]) -> None:
+        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block_tables: one int32 [num_seqs, width] a group."""
+    def set_logit_rows(self, rows: Any) -> None:
+        """int32 [n]: rows whose logits are needed, in the order of the samples."""
+    def set_samples(self, samples: Sequence["Sample"]) -> None:
+        """One a logit row; empty when logits alone are wanted."""
+
+class Sample:
+    """How to draw one row (kernels.h SampleRow). Arrays are kept alive by the object."""
+
+    def __init__(
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        choice: int,
+        num_logprobs: int,
+    ) -> None: ...
+    position: int
+    """Absolute position of the token drawn; set before each step."""
+    def set_penalties(
+        self, repetition: float, presence: float, frequency: float, prompt_counts: Any, output_counts: Any
+    ) -> None:
+        """int32 [vocab] arrays that the caller updates in place; None where unused."""
+    def set_bias(self, ids: Any, values: Any) -> None: ...
+    def set_banned(self, ids: Any | None) -> None:
+        """int32 ids that cannot be drawn; None clears."""
+    def set_mask(self, mask: Any | None) -> None:
+        """uint32 [vocab / 32] of allowed ids; None clears."""
+
+class Program:
+    """A recorded forward pass. Record once; run for any batch within the limits given here.
+
+    Buffers are named by the integers that the recording methods return. A buffer holds `max_rows` rows (or
+    `max_logit_rows` after `gather_rows`) of a fixed number of columns. In float32 programs all buffers are float;
+    else the outputs of rms_norm, activate, rope_and_store and attention are bf16.
+    """
+
+    def __init__(
+        self,
+        isa: str,
+        threads: int,
+        max_rows: int,
+        max_logit_rows: int,
+        max_positions: int,
+        float32: bool,
+        naive_attention: bool,
+        pools: Sequence[KVPool],
+        rope_cos: Any,
+        rope_sin: Any,
+    ) -> None:
+        """rope tables: float32 [max_positions, rotary / 2]."""
+    # recording
+    def embed(self, weight: Weight) -> int: ...
+    def input(self, columns: int, bf16: bool) -> int:
+        """A buffer that the caller fills with write(): for ops called alone."""
+    def rms_norm(self, src: int, weight: Weight, eps: float) -> int:
+        """weight: a float vector (kind "f32", n = 1, k = columns)."""
+    def linear(self, src: int, weights: Sequence[Weight], bias: Weight | None = None, residual: int | None = None) -> int:
+        """The weights' outputs side by side (fused projections of different types). With a residual the result is
+        written over it and its number returned."""
+    def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int) -> int:
+        """layer: index within the group. Returns q."""
+    def attention(self, q: int, group: int, layer: int, q_heads: int, scale: float) -> int: ...
+    def activate(self, src: int, act: str) -> int:
+        """act: "silu" or "gelu"; src holds gate and up side by side."""
+    def gather_rows(self, src: int) -> int: ...
+    def logits(self, src: int, weight: Weight) -> int:
+        """float [max_logit_rows, n]."""
+    def sample(self, logits: int, vocab: int) -> None: ...
+    # slots (DESIGN 4): recorded where the model's structure offers them, free when unused
+    def layer_written(self, layer: int) -> None:
+        """Publishes `layer` in `layers_written` once all threads have passed it."""
+    def tap(self, src: int) -> int:
+        """Keeps a copy of a buffer's rows until the next run; read() it afterwards."""
+    def wait_flag(self, index: int) -> None:
+        """The step waits here until set_flag(index) was called for it; flags start set."""
+    def collective(self, src: int, function: int, context: int) -> None:
+        """Calls a C function `void(void* context, float* rows, int64 rows, int64 columns)` on one thread."""
+    # running
+    num_ops: int
+    op_names: list[str]
+    def run(self, batch: Batch) -> None:
+        """The whole step in one call; releases the GIL."""
+    def run_op(self, index: int, batch: Batch) -> None:
+        """One op (`program=off`); equal bits."""
+    def read(self, buffer: int, rows: int) -> Any:
+        """A float32 NumPy copy [rows, columns]."""
+    def write(self, buffer: int, values: Any) -> None:
+        """float32 [rows, columns]; rounded where the buffer is bf16."""
+    def results(self) -> list[tuple[int, float, list[int], list[float]]]:
+        """(token or -1, logprob, top ids, top logprobs) a sample of the last run."""
+    def op_seconds(self) -> list[float]:
+        """Wall time of each op in the last run (0 unless set_timing(True))."""
+    def set_timing(self, on: bool) -> None: ...
+    layers_written: int
+    def set_flag(self, index: int, ready: bool) -> None: ...
+    workspace_bytes: int
+    def close(self) -> None:
+        """Ends the threads."""

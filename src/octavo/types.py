@@ -1,0 +1,303 @@
+"""The shared vocabulary: requests, step plans, step results and the messages between processes.
+
+Owns nothing and imports nothing else of Octavo. Everything here is frozen; what crosses a process
+boundary is a msgspec Struct, encoded as MessagePack.
+
+Life of a request: `NewRequest` (client -> engine) -> `SeqWork` in `StepPlan`s (scheduler -> executor)
+-> `SeqOutput` in `StepResult`s (executor -> scheduler) -> `TokenDelta`s in `StepOutput`s (engine -> client),
+the last of which carries a `FinishReason`. Every request gets exactly one final delta.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+
+class FinishReason(str, Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token was generated (stop text is matched by the server)."""
+    LENGTH = "length"
+    """`max_tokens`, the context or the KV pool was reached."""
+    ABORT = "abort"
+    """The client went away or asked for it."""
+    ERROR = "error"
+    """The request failed; `TokenDelta.error` is one sentence that says what to do."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn. All values are already validated and bounded by the server or `LLM`."""
+
+    max_tokens: int
+    """Upper bound on generated tokens, >= 1."""
+    min_tokens: int = 0
+    """End-of-sequence and stop ids cannot be drawn before this many tokens were generated."""
+    temperature: float = 1.0
+    """0 is greedy (the seed is then unused)."""
+    top_k: int = 0
+    """0 is off."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 is off."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Over prompt and output (Keskar et al. 2019); 1 is off."""
+    presence_penalty: float = 0.0
+    """Over output only; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Over output only; 0 is off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the request, besides the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """The model's own end-of-sequence ids do not end the request (`stop_token_ids` still do)."""
+    logprobs: int | None = None
+    """None: off. n >= 0: the chosen token's log-probability and the n most likely alternatives."""
+
+
+class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
+    """First submission, replay after a crash, migration and disaggregation alike (DESIGN 3.8).
+
+    The prompt and the tokens already generated are kept apart, so that penalties, `min_tokens`, usage and
+    the noise counters of the sampler are rebuilt from them and the request goes on where it stopped.
+    """
+
+    request_id: int
+    """Unique within one client's life."""
+    prompt: list[int]
+    """Token ids, at least one."""
+    params: SamplingParams
+    seed: int
+    """64-bit key of the sampler's noise; drawn by the server where the user gave none."""
+    generated: list[int] = []
+    choice: int = 0
+    """Index within the user's `n`; part of the noise counter."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only where salt and tenant are equal."""
+    tenant: str = ""
+    priority: int = 0
+    """Lower runs first."""
+    adapter: str = ""
+    """Reserved; part of the block key."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends requests; unknown and finished ids are ignored. Each live one still gets its final delta."""
+
+    request_ids: list[int]
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no more requests, finish the open ones, then exit 0."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Abort what is open and exit 0."""
+
+
+ClientMessage = NewRequest | Abort | Drain | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities under the raw model distribution, at one generated position."""
+
+    logprob: float
+    top_ids: list[int]
+    """Most likely first, ties by lowest id."""
+    top_logprobs: list[float]
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step (or a refusal) adds to one request."""
+
+    request_id: int
+    tokens: list[int]
+    """Newly generated ids, the stop token included."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a token where asked for."""
+    finish: FinishReason | None = None
+    """Set on the final delta."""
+    stop_token: int | None = None
+    """The id that ended the request, where finish is STOP."""
+    error: str | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens taken from the prefix cache at first admission; sent with the first delta."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot after a step. Counters only ever grow."""
+
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    """Blocks that hold nothing a running request needs: free ones and cached ones that may be evicted."""
+    kv_blocks_cached: int
+    steps: int
+    prompt_tokens: int
+    """Prompt positions computed (cache hits excluded; recomputation after preemption excluded)."""
+    cached_prompt_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+    preemptions: int
+    step_seconds: float
+    """Wall time spent inside executor steps, summed."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+    """The one message a step: all requests' deltas."""
+
+    deltas: list[TokenDelta]
+    stats: EngineStats
+
+
+class KVGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one block table. `kind` is "full" or "window"."""
+
+    name: str
+    kind: str
+    layers: tuple[int, ...]
+    bytes_per_token: int
+    """Over all layers of the group."""
+    window: int | None = None
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What scheduler and server need to know of a loaded model."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    """Rows of the output head (ids >= `num_tokens` are never drawn)."""
+    num_tokens: int
+    """Ids that the tokeniser knows."""
+    max_context: int
+    """Context the model was trained for, tokens."""
+    eos_token_ids: tuple[int, ...]
+    kv_groups: tuple[KVGroupSpec, ...]
+    weights_id: str
+    """Digest of the weights' content."""
+    numerics_id: str
+    """Names every choice that may change bits (arithmetic contract, KV precision, RoPE, attention kind)."""
+    weights_bytes: int
+    """Size of the packed weights in memory."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine can take requests."""
+
+    info: ModelInfo
+    num_blocks: tuple[int, ...]
+    """Blocks in the pool of each group."""
+    block_size: int
+    max_model_len: int
+    """Longest prompt + output that is admitted, tokens."""
+    report: tuple[str, ...]
+    """Start-up lines: the memory budget and the kernels chosen."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading goes on: what is being done, and how much of it (0 to 1, or None)."""
+
+    what: str
+    fraction: float | None = None
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The engine cannot start or go on; one sentence for the user."""
+
+    message: str
+
+
+EngineMessage = StepOutput | Ready | Progress | Fatal
+
+
+# --- scheduler <-> executor ---------------------------------------------------------------------
+
+
+class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker must know of a request that enters (or re-enters) a slot."""
+
+    slot: int
+    request_id: int
+    tokens: list[int]
+    """Prompt, then what was generated before."""
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    cached_blocks: tuple[tuple[int, ...], ...]
+    """Blocks already filled (prefix hits), one tuple a group: the head of the block table."""
+
+
+class SeqWork(msgspec.Struct, frozen=True):
+    """Compute positions [start, start + count) of the request in `slot`.
+
+    The worker knows the tokens: `NewSlot.tokens`, then what it sampled itself.
+    """
+
+    slot: int
+    start: int
+    count: int
+    new_blocks: tuple[tuple[int, ...], ...]
+    """Appended to the slot's block table, one tuple a group."""
+    sample: bool
+    """Draw a token from the logits of the last position."""
+    store_from: int = 0
+    """Positions below this are recomputed without a store (their page is shared and already full)."""
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step. The order of `work` is the batch order on every rank."""
+
+    step_id: int
+    new: tuple[NewSlot, ...]
+    work: tuple[SeqWork, ...]
+    released: tuple[int, ...]
+    """Slots whose request has left since the last plan; applied before `new`."""
+
+
+class SeqOutput(msgspec.Struct, frozen=True):
+    """For one SeqWork: the tokens accepted (none for a partial prefill), or an error that ends the request."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Outputs in the order of `StepPlan.work`."""
+
+    step_id: int
+    outputs: tuple[SeqOutput, ...]
+    seconds: float
+    """Wall time of the step."""
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    def result(self) -> StepResult:
+        """Waits for the step and returns what it made."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs steps. CPU: in the calling thread. Many ranks, overlap and tests use the same interface."""
+
+    info: ModelInfo
+    num_blocks: tuple[int, ...]
+    """Blocks in each group's pool, fixed when the executor was made."""
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Starts a step; steps retire in the order of submission."""
+        ...
+
+    def close(self) -> None:
+        """Frees weights, pages and threads; harmless when called twice."""
+        ...
