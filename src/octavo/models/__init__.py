@@ -1,0 +1,1 @@
+"""Models: readers of model files, one short file an architecture, tokenisers."""
