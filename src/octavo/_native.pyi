@@ -129,7 +129,9 @@ class Program:
         """A buffer that the caller fills with write(): for ops called alone."""
     def rms_norm(self, src: int, weight: Weight, eps: float) -> int:
         """weight: a float vector (kind "f32", n = 1, k = columns)."""
-    def linear(self, src: int, weights: Sequence[Weight], bias: Weight | None = None, residual: int | None = None) -> int:
+    def linear(
+        self, src: int, weights: Sequence[Weight], bias: Weight | None = None, residual: int | None = None
+    ) -> int:
         """The weights' outputs side by side (fused projections of different types). With a residual the result is
         written over it and its number returned."""
     def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int) -> int:

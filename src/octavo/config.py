@@ -1,12 +1,23 @@
 """Configuration: nested frozen dataclasses, and one `resolve()` that fills, checks and explains them.
 
-A value of None means "choose for me"; `resolve()` replaces every None, so nothing downstream chooses again
-and nothing mutates a configuration later. The environment is read in this module alone.
+Life: the CLI or `LLM` builds an `EngineConfig` in which None means "choose for me"; the engine process opens the
+model, gathers `Facts`, and calls `resolve()`, which replaces every None or refuses with one sentence that names the
+flag and a value that would work. Nothing downstream chooses again and nothing mutates a configuration later.
+The environment is read in this module alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
+
+MIB = 1024 * 1024
+TILE = 32
+"""Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message is one sentence naming the flag and a value that would."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class ServerConfig:
     port: int = 8000
     drain_seconds: float = 30.0
     """After SIGTERM, open requests get this long before they are aborted."""
-    max_body_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = 4 * MIB
     max_n: int = 16
     """Choices a request at most."""
     max_logprobs: int = 20
@@ -101,5 +112,201 @@ class ServerConfig:
     """Prompts in one completions body."""
 
 
-class ConfigError(ValueError):
-    """A setting that cannot work; the message is one sentence naming the flag and a value that would."""
+@dataclass(frozen=True)
+class Facts:
+    """What `resolve()` needs to know of the model and the machine."""
+
+    max_context: int
+    """Context the model was made for, tokens."""
+    kv_bytes_per_token: int
+    weights_bytes: int
+    """Packed weights."""
+    row_bytes: int
+    """Activation workspace a row of the step needs (logits apart)."""
+    vocab: int
+    available_bytes: int
+    """Memory this process may still take: the machine's or the cgroup's, whichever is less."""
+    cpus: int
+    isas: tuple[str, ...]
+    """Instruction sets the machine runs, best first."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a resolved configuration takes, bytes; for the start-up report."""
+
+    weights: int
+    kv: int
+    workspace: int
+    free: int
+    kv_tokens: int
+
+
+ENVIRONMENT = {
+    "OCTAVO_CACHE": "directory for models and packed weights",
+    "XDG_CACHE_HOME": "parent of the cache directory where OCTAVO_CACHE is not set",
+    "HOME": "home directory",
+}
+"""Every variable that Octavo reads."""
+
+
+def environment(name: str) -> str | None:
+    """The value of one of `ENVIRONMENT`'s variables; empty counts as unset."""
+    assert name in ENVIRONMENT, name
+    return os.environ.get(name) or None
+
+
+def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
+    """Fills every None, checks every value and combination.
+
+    Returns the configuration that everything downstream obeys, and the memory it takes.
+    Raises ConfigError with one sentence that names the flag and a value that would work.
+    """
+    _check_choices(config)
+    execution = _resolve_execution(config.execution, facts)
+    scheduler = config.scheduler
+    workspace = scheduler.max_num_batched_tokens * facts.row_bytes + scheduler.max_num_seqs * facts.vocab * 4
+    length = _requested_length(config.model, facts)
+    capacity = _pool_tokens(config, facts, workspace, length)
+    block = config.kv.block_size if config.kv.paged else _round_up(min(length, capacity), TILE)
+    blocks = capacity // block
+    if blocks < 1:
+        raise ConfigError(
+            f"the KV pool holds {capacity} tokens, less than one block of {block}; use --kv-tokens {block} or more"
+        )
+    tokens = blocks * block
+    length = _fit_length(config.model, length, tokens)
+    scheduler = _resolve_scheduler(scheduler, length)
+    kv = replace(config.kv, size_bytes=tokens * facts.kv_bytes_per_token, size_tokens=tokens, block_size=block)
+    resolved = replace(
+        config, model=replace(config.model, max_model_len=length), kv=kv, scheduler=scheduler, execution=execution
+    )
+    used = facts.weights_bytes + tokens * facts.kv_bytes_per_token + workspace
+    budget = Budget(
+        weights=facts.weights_bytes,
+        kv=tokens * facts.kv_bytes_per_token,
+        workspace=workspace,
+        free=max(0, facts.available_bytes - used),
+        kv_tokens=tokens,
+    )
+    return resolved, budget
+
+
+def explain(config: EngineConfig, budget: Budget) -> tuple[str, ...]:
+    """The five lines of the start-up report, for a resolved configuration."""
+    length = config.model.max_model_len
+    tokens = config.kv.size_tokens
+    assert length is not None and tokens is not None
+    full = tokens // _round_up(length, config.kv.block_size)
+    return (
+        f"weights    {_size(budget.weights)}",
+        f"KV cache   {_size(budget.kv)} = {tokens} tokens in {tokens // config.kv.block_size} blocks of "
+        f"{config.kv.block_size}",
+        f"workspace  {_size(budget.workspace)} for {config.scheduler.max_num_batched_tokens} tokens and "
+        f"{config.scheduler.max_num_seqs} requests a step",
+        f"free       {_size(budget.free)} of memory left",
+        f"fits       {full} request{'' if full == 1 else 's'} of the full {length} tokens at once, more when shorter",
+    )
+
+
+def _check_choices(config: EngineConfig) -> None:
+    def one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            raise ConfigError(f"{flag} {value!r} is not known; use one of {', '.join(allowed)}")
+
+    def between(flag: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            near = min(max(value, low), high)
+            raise ConfigError(f"{flag} {value} is outside {low} to {high}; {near} would work")
+
+    one_of("--precision", config.model.precision, ("bf16", "float32"))
+    one_of("--policy", config.scheduler.policy, ("continuous", "static"))
+    one_of("--backend", config.execution.backend, ("cpu", "reference"))
+    one_of("--attention", config.execution.attention, ("tiled", "naive"))
+    between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
+    between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
+    between("--max-waiting", config.scheduler.max_waiting, 1, 1_000_000)
+    if config.kv.block_size < TILE or config.kv.block_size % TILE:
+        near = max(TILE, _round_up(config.kv.block_size, TILE))
+        raise ConfigError(f"--block-size {config.kv.block_size} is not a multiple of {TILE}; {near} would work")
+    if config.kv.size_bytes is not None and config.kv.size_tokens is not None:
+        raise ConfigError("--kv-memory and --kv-tokens both set the KV pool; give one of them")
+
+
+def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:
+    isa = execution.isa or facts.isas[0]
+    if isa not in facts.isas and not isa.endswith("-emulated"):
+        raise ConfigError(f"--isa {isa!r} does not run on this machine; use one of {', '.join(facts.isas)}")
+    threads = execution.threads if execution.threads is not None else facts.cpus
+    if not 1 <= threads <= 1024:
+        raise ConfigError(f"--threads {threads} is outside 1 to 1024; {facts.cpus} would work")
+    return replace(execution, isa=isa, threads=threads)
+
+
+def _requested_length(model: ModelConfig, facts: Facts) -> int:
+    if model.max_model_len is None:
+        return facts.max_context
+    if not 1 <= model.max_model_len <= facts.max_context:
+        raise ConfigError(
+            f"--max-model-len {model.max_model_len} is outside 1 to {facts.max_context}, the model's context; "
+            f"{min(max(model.max_model_len, 1), facts.max_context)} would work"
+        )
+    return model.max_model_len
+
+
+def _pool_tokens(config: EngineConfig, facts: Facts, workspace: int, length: int) -> int:
+    """Tokens the pool holds: what was asked for, else what memory allows and the running requests can use."""
+    spare = facts.available_bytes - facts.weights_bytes - workspace
+    per_token = facts.kv_bytes_per_token
+    if config.kv.size_tokens is not None:
+        wanted = config.kv.size_tokens
+        flag, unit = f"--kv-tokens {wanted}", "--kv-tokens"
+    elif config.kv.size_bytes is not None:
+        wanted = config.kv.size_bytes // per_token
+        flag, unit = f"--kv-memory {_size(config.kv.size_bytes)}", "--kv-tokens"
+    else:
+        # A quarter of what is free (the machine is not ours alone), and never more than all running requests could use.
+        useful = config.scheduler.max_num_seqs * _round_up(length, config.kv.block_size)
+        wanted = min(max(0, spare) // 4 // per_token, useful)
+        if wanted < TILE:
+            raise ConfigError(
+                f"no memory is left for a KV pool: {_size(max(0, facts.available_bytes))} are available and the "
+                f"weights and workspace take {_size(facts.weights_bytes + workspace)}; a smaller model or "
+                f"--max-num-batched-tokens 128 would help"
+            )
+        return wanted
+    if wanted < TILE:
+        raise ConfigError(f"{flag} is too small for one block of {TILE} tokens; {unit} {TILE * 8} would work")
+    if wanted * per_token > max(0, spare):
+        fits = max(0, spare) // per_token // TILE * TILE
+        raise ConfigError(
+            f"{flag} needs {_size(wanted * per_token)} and {_size(max(0, spare))} are free; {unit} {fits // 2} would work"
+        )
+    return wanted
+
+
+def _fit_length(model: ModelConfig, length: int, tokens: int) -> int:
+    if length <= tokens:
+        return length
+    if model.max_model_len is not None:
+        raise ConfigError(
+            f"--max-model-len {length} is more than the KV pool's {tokens} tokens; --max-model-len {tokens} would work"
+        )
+    return tokens
+
+
+def _resolve_scheduler(scheduler: SchedulerConfig, length: int) -> SchedulerConfig:
+    if not scheduler.chunked_prefill and scheduler.max_num_batched_tokens < length:
+        raise ConfigError(
+            f"--no-chunked-prefill needs a step that holds the longest prompt: --max-num-batched-tokens {length} "
+            f"would work, or --max-model-len {scheduler.max_num_batched_tokens}"
+        )
+    return scheduler
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _size(value: int) -> str:
+    return f"{value / MIB:.0f} MiB" if value < 4096 * MIB else f"{value / (1024 * MIB):.1f} GiB"
