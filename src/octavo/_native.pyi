@@ -54,7 +54,7 @@ class KVPool:
     @staticmethod
     def bytes_per_token(layers: int, kv_heads: int, head_dim: int, float32: bool) -> int: ...
     def read(self, layer: int, block: int, key: Any, value: Any) -> None:
-        """Writes canonical float32 [block_size, kv_heads, head_dim] of one block into `key` and `value` (tests, export)."""
+        """Writes one block as canonical float32 [block_size, kv_heads, head_dim] into `key` and `value`."""
     def fill(self, value: float) -> None:
         """Fills every page with one value, NaN included (tests)."""
 
@@ -70,10 +70,10 @@ class Batch:
     def set_tokens(self, ids: Any) -> None:
         """int32 [rows]."""
     def set_sequences(self, seqs: Any, block_tables: Sequence[Any]) -> None:
-        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block_tables: one int32 [num_seqs, width] a group."""
+        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block_tables: int32 [num_seqs, width] a group."""
     def set_logit_rows(self, rows: Any) -> None:
         """int32 [n]: rows whose logits are needed, in the order of the samples."""
-    def set_samples(self, samples: Sequence["Sample"]) -> None:
+    def set_samples(self, samples: Sequence[Sample]) -> None:
         """One a logit row; empty when logits alone are wanted."""
 
 class Sample:

@@ -280,7 +280,8 @@ def _pool_tokens(config: EngineConfig, facts: Facts, workspace: int, length: int
     if wanted * per_token > max(0, spare):
         fits = max(0, spare) // per_token // TILE * TILE
         raise ConfigError(
-            f"{flag} needs {_size(wanted * per_token)} and {_size(max(0, spare))} are free; {unit} {fits // 2} would work"
+            f"{flag} needs {_size(wanted * per_token)} and {_size(max(0, spare))} are free; "
+            f"{unit} {fits // 2} would work"
         )
     return wanted
 

@@ -10,13 +10,13 @@ the last of which carries a `FinishReason`. Every request gets exactly one final
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"

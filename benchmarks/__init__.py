@@ -1,0 +1,1 @@
+"""Long measurements of the whole engine; `make bars` runs them."""

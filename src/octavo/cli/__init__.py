@@ -1,0 +1,1 @@
+"""The octavo command: serve, chat, run, doctor."""

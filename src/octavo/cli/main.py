@@ -1,0 +1,113 @@
+"""Entry point of the octavo command. Each subcommand is imported when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import octavo
+from octavo.cli.options import engine_options
+from octavo.config import ConfigError, EngineConfig, ServerConfig
+from octavo.models.spec import ModelError
+
+_SERVER = ServerConfig()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(octavo.__version__, prog_name="octavo")
+def cli() -> None:
+    """Octavo serves language models."""
+
+
+@cli.command()
+@engine_options
+@click.option("--host", default=_SERVER.host, show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=_SERVER.port, show_default=True, help="0: any free one.")
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0, 3600),
+    default=_SERVER.drain_seconds,
+    show_default=True,
+    help="After SIGTERM, open requests get this long.",
+)
+def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float) -> None:
+    """Serve MODEL (a .gguf file or a directory with safetensors; none: SmolLM2-135M-Instruct) over HTTP."""
+    from octavo.server.app import run_server
+
+    config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds)
+    raise SystemExit(run_server(with_model(engine), config))
+
+
+@cli.command()
+@engine_options
+@click.option("--url", default=None, help="Talk to this server (http://host:port) instead of an engine of its own.")
+@click.option("--system", default=None, help="System message.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Longest answer.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=None, help="Makes answers repeatable.")
+def chat(
+    engine: EngineConfig, url: str | None, system: str | None, temperature: float, max_tokens: int, seed: int | None
+) -> None:
+    """Chat in the terminal; answers stream. /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    from octavo.cli.chat import ChatOptions, run_chat
+
+    options = ChatOptions(system=system, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    raise SystemExit(run_chat(engine if url else with_model(engine), url, options))
+
+
+@cli.command()
+@engine_options
+@click.option("--prompt", "-p", required=True, help="Text to continue; with --chat, the user's message.")
+@click.option("--chat/--no-chat", "as_chat", default=True, show_default=True, help="Use the model's chat template.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+def run(engine: EngineConfig, prompt: str, as_chat: bool, temperature: float, max_tokens: int, seed: int) -> None:
+    """Answer one prompt and exit."""
+    from octavo.llm import LLM
+
+    with LLM(config=with_model(engine)) as llm:
+        messages = [{"role": "user", "content": prompt}]
+        generate = llm.chat if as_chat else llm.generate
+        result = generate(
+            messages if as_chat else prompt,  # type: ignore[arg-type]
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+        click.echo(result.text)
+
+
+@cli.command()
+@engine_options
+def doctor(engine: EngineConfig) -> None:
+    """Say what this machine has, what Octavo would choose, and every limit; loads no weights."""
+    from octavo.cli.doctor import report
+
+    for line in report(engine):
+        click.echo(line)
+
+
+def with_model(engine: EngineConfig) -> EngineConfig:
+    """Fetches the default model where none was named, so that downloads show in the foreground."""
+    from dataclasses import replace
+
+    from octavo.models.store import default_model
+
+    if engine.model.path:
+        return engine
+    return replace(engine, model=replace(engine.model, path=str(default_model())))
+
+
+def main() -> None:
+    """Runs the command; a user's error is one line on stderr and exit code 2."""
+    try:
+        cli.main(standalone_mode=True)
+    except (ConfigError, ModelError) as error:
+        click.echo(f"octavo: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

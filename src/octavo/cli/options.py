@@ -1,0 +1,143 @@
+"""Command-line flags that make an EngineConfig, shared by serve, chat, run and doctor.
+
+Every flag maps to one field of octavo.config; nothing is chosen here. Absent flags leave the field's default,
+and None is filled by `resolve()` in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, SchedulerConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Size(click.ParamType[int]):
+    """Bytes, with an optional K, M or G (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().upper().removesuffix("IB").removesuffix("B")
+        unit = text[-1:] if text[-1:] in "KMG" else ""
+        number = text[: len(text) - len(unit)]
+        try:
+            size = float(number) * UNITS[unit]
+        except ValueError:
+            self.fail(f"{value!r} is not a size; 2G or 512M would work", param, ctx)
+        if not 0 < size < 1 << 50:
+            self.fail(f"{value!r} is out of range; 2G or 512M would work", param, ctx)
+        return int(size)
+
+
+_DEFAULTS = EngineConfig()
+
+_OPTIONS = [
+    click.option("--name", default=None, help="Model name shown by the API."),
+    click.option("--precision", default="bf16", show_default=True, help="bf16 or float32 (slow, for checking)."),
+    click.option("--max-model-len", type=int, default=None, help="Longest prompt + output, tokens [the model's]."),
+    click.option("--kv-memory", type=Size(), default=None, help="Size of the KV pool, such as 2G [from free memory]."),
+    click.option("--kv-tokens", type=int, default=None, help="Size of the KV pool in tokens, instead of bytes."),
+    click.option("--block-size", type=int, default=_DEFAULTS.kv.block_size, show_default=True, help="Tokens a block."),
+    click.option("--paged/--no-paged", default=True, help="Off: one contiguous block a request."),
+    click.option("--prefix-cache/--no-prefix-cache", default=True, help="Reuse blocks of equal prompt beginnings."),
+    click.option("--policy", default="continuous", show_default=True, help="continuous or static batching."),
+    click.option(
+        "--max-num-seqs",
+        type=int,
+        default=_DEFAULTS.scheduler.max_num_seqs,
+        show_default=True,
+        help="Requests in one step at most.",
+    ),
+    click.option(
+        "--max-num-batched-tokens",
+        type=int,
+        default=_DEFAULTS.scheduler.max_num_batched_tokens,
+        show_default=True,
+        help="Token budget of one step.",
+    ),
+    click.option("--chunked-prefill/--no-chunked-prefill", default=True, help="Off: prompts are computed whole."),
+    click.option(
+        "--max-waiting",
+        type=int,
+        default=_DEFAULTS.scheduler.max_waiting,
+        show_default=True,
+        help="Requests that may wait; more are refused.",
+    ),
+    click.option("--backend", default="cpu", show_default=True, help="cpu or reference (NumPy, slow)."),
+    click.option("--isa", default=None, help="amx, avx512, avx2 or portable [the best the machine has]."),
+    click.option("--threads", type=int, default=None, help="Native threads [the CPUs this process may use]."),
+    click.option("--attention", default="tiled", show_default=True, help="tiled or naive."),
+    click.option("--program/--no-program", default=True, help="Off: one native call an op."),
+    click.option("--validate-kv", is_flag=True, help="Recount every KV block after each step (slow)."),
+]
+
+
+def engine_options(command: F) -> F:
+    """Adds MODEL and the engine's flags; the command gets them as one `engine: EngineConfig`."""
+
+    def wrapper(*args: Any, model: str | None, **values: Any) -> Any:
+        own = {name: values.pop(name) for name in list(values) if name not in _NAMES}
+        return command(*args, engine=make_config(model, values), **own)
+
+    wrapper.__name__ = command.__name__
+    wrapper.__doc__ = command.__doc__
+    wrapper.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    wrapped: Any = wrapper
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return click.argument("model", required=False)(wrapped)  # type: ignore[no-any-return]
+
+
+def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
+    """The configuration that the flags ask for."""
+    return EngineConfig(
+        model=ModelConfig(
+            path=model or "",
+            name=values["name"],
+            precision=values["precision"],
+            max_model_len=values["max_model_len"],
+        ),
+        kv=KVConfig(
+            size_bytes=values["kv_memory"],
+            size_tokens=values["kv_tokens"],
+            block_size=values["block_size"],
+            paged=values["paged"],
+            prefix_cache=values["prefix_cache"],
+        ),
+        scheduler=SchedulerConfig(
+            policy=values["policy"],
+            max_num_seqs=values["max_num_seqs"],
+            max_num_batched_tokens=values["max_num_batched_tokens"],
+            chunked_prefill=values["chunked_prefill"],
+            max_waiting=values["max_waiting"],
+        ),
+        execution=ExecutionConfig(
+            backend=values["backend"],
+            isa=values["isa"],
+            threads=values["threads"],
+            attention=values["attention"],
+            program=values["program"],
+        ),
+        validate_kv=values["validate_kv"],
+    )
+
+
+def _names() -> frozenset[str]:
+    def probe() -> None: ...
+
+    for option in _OPTIONS:
+        option(probe)
+    params: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
+    return frozenset(param.name for param in params if param.name)
+
+
+_NAMES = _names()
