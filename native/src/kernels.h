@@ -28,6 +28,7 @@ struct EmbedArgs {
   const int32_t* ids;          // [rows]
   float* dst;                  // [rows, ld]
   int32_t rows, ld;
+  bool f32 = false;            // float32 path: values not rounded to bf16
 };
 
 struct NormArgs {
@@ -150,6 +151,10 @@ struct SampleArgs {
   SampleOut* out;
   float* scratch;       // [team size, 2 * roundup(vocab, 16)] floats
 };
+
+// At least `bytes` of memory of the calling thread, 64-byte aligned, for the length of one op: grown on demand, kept,
+// freed when the thread ends. The thread's next call may move it.
+void* thread_scratch(size_t bytes);
 
 struct Kernels {
   const char* name;
