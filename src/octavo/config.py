@@ -156,6 +156,11 @@ def environment(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's whole environment with changes, for a program started from here."""
+    return {**os.environ, **changes}
+
+
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     """Fills every None, checks every value and combination.
 

@@ -1,0 +1,96 @@
+"""A model directory in Hugging Face's layout, as a checkpoint.
+
+Owns the mapped safetensors files until `close()`. Off switch: none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.models.digest import file_digest
+from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
+from octavo.models.names import Found, hf_name, match
+from octavo.models.safetensors import SUPPORTED_TYPES, StoredTensor, open_safetensors
+from octavo.models.spec import ModelError, ModelSpec, Tensor
+from octavo.models.store import cache_dir
+
+log = logging.getLogger("octavo.models")
+
+
+class HFCheckpoint:
+    """config.json, safetensors and tokenizer.json of one directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.resolve().name
+        self._folder = folder
+        self.spec, config = read_spec(folder)
+        facts = tokenizer_facts(folder)
+        self.num_tokens = facts.num_tokens
+        if self.num_tokens > self.spec.vocab:
+            raise ModelError(
+                f"{folder}: the tokeniser knows {self.num_tokens} tokens, the embedding has {self.spec.vocab} rows"
+            )
+        self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
+        self._tensors, self._files = open_safetensors(folder)
+        found = {name: Found(tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
+        _check_head(folder, self.spec, self._tensors)
+        matched = match(str(folder), self.spec, found, "hf")
+        self._canonical = {file_name: canonical for canonical, file_name in matched.names.items()}
+        for name in self._canonical:
+            if found[name].source not in SUPPORTED_TYPES:
+                raise ModelError(
+                    f"{folder}: tensor {name} has type {found[name].source}, which is not supported; "
+                    f"supported: {', '.join(SUPPORTED_TYPES)}"
+                )
+        for name in matched.unknown:
+            log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
+        self.total_bytes = sum(len(self._tensors[name].data) for name in self._canonical)
+
+    def weights_id(self) -> str:
+        """Over the weights and config.json, whose constants are part of what they compute."""
+        hasher = hashlib.sha256()
+        for path in (self._folder / "config.json", *self._files):
+            hasher.update(f"{len(path.name)}:{path.name}:{file_digest(path, cache_dir())}".encode())
+        return hasher.hexdigest()
+
+    def sources(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {
+            canonical: (self._tensors[name].type, self._tensors[name].shape)
+            for name, canonical in self._canonical.items()
+        }
+
+    def tensors(self) -> Iterator[Tensor]:
+        for tensor in self._tensors.values():
+            canonical = self._canonical.get(tensor.name)
+            if canonical is not None:
+                yield Tensor(canonical, tensor.type, tensor.shape, tensor.data)
+
+    def close(self) -> None:
+        self._tensors = {}
+
+
+def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
+    """A tied model may store its head too, but then it must be the embedding; an untied one must have a head."""
+    head, embedding = tensors.get(hf_name("head.weight")), tensors.get(hf_name("embed.weight"))
+    if not spec.tied and head is None:
+        raise ModelError(
+            f"{folder} lacks tensor lm_head.weight, and its config.json does not tie it to the embedding "
+            "(tie_word_embeddings is false): the files are incomplete, or it should be true"
+        )
+    if not spec.tied or head is None or embedding is None:
+        return
+    if head.type != embedding.type or not np.array_equal(_bytes(head), _bytes(embedding)):
+        raise ModelError(
+            f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it; "
+            "set tie_word_embeddings to false to use it"
+        )
+
+
+def _bytes(tensor: StoredTensor) -> Any:
+    return np.frombuffer(tensor.data, np.uint8)

@@ -1,0 +1,351 @@
+"""Opening models of both formats: right tensors, and one sentence for whatever is wrong with a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.names import expected_shapes, gguf_name, hf_name
+from octavo.models.spec import Checkpoint, ModelError
+from tests.support.tiny import BASE_VOCAB, Tiny, TinyModel, random_weights, write_gguf, write_hf, write_safetensors
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+
+
+def expand(source: str, shape: tuple[int, ...], data: memoryview) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType[source]
+    raw = np.frombuffer(data, np.uint8).reshape(*shape[:-1], -1)
+    return gguf.quants.dequantize(raw, kind).reshape(shape)
+
+
+def check_tensors(checkpoint: Checkpoint, model: TinyModel) -> None:
+    assert checkpoint.spec == model.spec
+    seen = set()
+    for tensor in checkpoint.tensors():
+        assert (tensor.source, tensor.shape) == checkpoint.sources()[tensor.name]
+        np.testing.assert_array_equal(expand(tensor.source, tensor.shape, tensor.data), model.weights[tensor.name])
+        seen.add(tensor.name)
+    assert seen == set(expected_shapes(model.spec))
+
+
+SHAPES = [
+    Tiny(),
+    Tiny(tied=False, heads=2, kv_heads=1, head_dim=80),
+    Tiny(hidden=96, heads=3, kv_heads=3, head_dim=40, layers=1, vocab=BASE_VOCAB + 20),
+    Tiny(attn_bias=True, mlp_bias=True, seed=5),
+]
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+def test_gguf_tensors_are_what_was_written(tmp_path: Path, kind: str) -> None:
+    for i, tiny in enumerate(SHAPES):
+        if kind.startswith("Q") and (tiny.heads * tiny.spec().head_dim) % 32:
+            continue
+        model = write_gguf(tmp_path / f"{i}.gguf", tiny, kind)
+        checkpoint = open_checkpoint(model.path)
+        check_tensors(checkpoint, model)
+        assert checkpoint.num_tokens == BASE_VOCAB
+        assert checkpoint.eos_token_ids == (2,)
+        assert checkpoint.name == str(i)
+        checkpoint.close()
+        checkpoint.close()
+
+
+@pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("BF16", 1), ("F16", 1), ("BF16", 3)])
+def test_safetensors_tensors_are_what_was_written(tmp_path: Path, dtype: str, shards: int) -> None:
+    for i, tiny in enumerate(SHAPES):
+        model = write_hf(tmp_path / str(i), tiny, dtype, shards)
+        checkpoint = open_checkpoint(model.path)
+        check_tensors(checkpoint, model)
+        assert checkpoint.total_bytes == sum(len(tensor.data) for tensor in checkpoint.tensors())
+        assert checkpoint.num_tokens == BASE_VOCAB
+        assert checkpoint.eos_token_ids == (2,)
+
+
+def test_our_safetensors_fixture_is_read_by_the_reference_library(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    model = write_hf(tmp_path / "m")
+    loaded = load_file(tmp_path / "m" / "model.safetensors")
+    for name, values in model.weights.items():
+        np.testing.assert_array_equal(loaded[hf_name(name)], values)
+
+
+def test_weights_id_follows_the_content(tmp_path: Path) -> None:
+    one, same, other = (
+        write_gguf(tmp_path / f"{name}.gguf", Tiny(seed=seed)).path for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    ids = [open_checkpoint(path).weights_id() for path in (one, same, other)]
+    assert ids[0] == ids[1] != ids[2]
+    other.rename(one)
+    assert open_checkpoint(one).weights_id() == ids[2]
+    folder = write_hf(tmp_path / "hf").path
+    first = open_checkpoint(folder).weights_id()
+    assert open_checkpoint(folder).weights_id() == first
+    edit(folder / "config.json", rope_theta=5e5)
+    assert open_checkpoint(folder).weights_id() != first
+
+
+def edit(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is ...:
+            content.pop(key, None)
+        else:
+            content[key] = value
+    path.write_text(json.dumps(content))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 600
+    return message
+
+
+# --- Hugging Face directories: cases L1, L3, B3 ---------------------------------------------------------
+
+
+def store_head(folder: Path, model: TinyModel, head: np.ndarray) -> None:
+    named = {hf_name(name): values for name, values in model.weights.items()}
+    write_safetensors(folder / "model.safetensors", {**named, "lm_head.weight": head})
+
+
+def test_a_stored_head_equal_to_a_tied_embedding_is_fine(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    store_head(model.path, model, model.weights["embed.weight"])
+    check_tensors(open_checkpoint(model.path), model)
+
+
+def test_a_stored_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    store_head(model.path, model, model.weights["embed.weight"] + 1)
+    message = refusal(model.path)
+    assert "lm_head.weight" in message and "tie_word_embeddings" in message
+
+
+def test_an_untied_head_is_used(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m", Tiny(tied=False))
+    heads = {tensor.name: tensor for tensor in open_checkpoint(model.path).tensors()}
+    assert "head.weight" in heads and bytes(heads["head.weight"].data) != bytes(heads["embed.weight"].data)
+
+
+def test_a_missing_untied_head_is_named(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    edit(model.path / "config.json", tie_word_embeddings=False)
+    message = refusal(model.path)
+    assert "lm_head.weight" in message and "tie_word_embeddings" in message
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m", shards=3)
+    (model.path / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors" in refusal(model.path)
+
+
+def test_a_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m", shards=2)
+    shard = model.path / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    message = refusal(model.path)
+    assert shard.name in message and "truncated" in message
+
+
+def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m", shards=2)
+    index = model.path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.norm.weight"] = "../other.safetensors"
+    index.write_text(json.dumps(content))
+    assert "../other.safetensors" in refusal(model.path)
+
+
+def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    named = {hf_name(name): values for name, values in model.weights.items()}
+    without = {name: values for name, values in named.items() if name != "model.layers.1.mlp.up_proj.weight"}
+    write_safetensors(model.path / "model.safetensors", without)
+    assert "model.layers.1.mlp.up_proj.weight" in refusal(model.path)
+    write_safetensors(model.path / "model.safetensors", {**named, "model.norm.weight": np.ones(65)})
+    message = refusal(model.path)
+    assert "model.norm.weight" in message and "[65]" in message and "[64]" in message
+
+
+def test_an_unknown_tensor_warns_and_a_rotary_table_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_hf(tmp_path / "m")
+    named = {hf_name(name): values for name, values in model.weights.items()}
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8), "model.surprise.weight": np.ones(3)}
+    write_safetensors(model.path / "model.safetensors", {**named, **extra})
+    check_tensors(open_checkpoint(model.path), model)
+    assert "model.surprise.weight" in caplog.text
+    assert "inv_freq" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope_scaling", "llama3"]),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["rope_parameters", "yarn"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads"]),
+        ({"num_key_value_heads": 3}, ["KV heads"]),
+        ({"hidden_size": "64"}, ["config.json", "hidden_size"]),
+        ({"hidden_size": ...}, ["config.json", "hidden_size"]),
+        ({"rope_theta": -1.0}, ["rope_theta"]),
+        ({"vocab_size": 100}, ["100 rows"]),
+        ({"head_dim": 32}, ["q_proj.weight"]),
+        ({"eos_token_id": 5000}, []),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], words: list[str]
+) -> None:
+    model = write_hf(tmp_path / "m")
+    edit(model.path / "config.json", **changes)
+    if not words:  # overruled by generation_config.json
+        assert open_checkpoint(model.path).eos_token_ids == (2,)
+        return
+    message = refusal(model.path)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": None},
+        {"rope_scaling": {"type": "default"}},
+        {"rope_scaling": {"type": "linear", "factor": 1.0}},
+        {"rope_theta": ..., "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {"head_dim": ...},
+        {"head_dim": None},
+        {"num_key_value_heads": 2, "pretraining_tp": 1, "use_cache": True},
+    ],
+)
+def test_a_configuration_that_says_the_same_in_other_words_is_read(tmp_path: Path, changes: dict[str, object]) -> None:
+    model = write_hf(tmp_path / "m")
+    edit(model.path / "config.json", **changes)
+    assert open_checkpoint(model.path).spec == model.spec
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ([2, 7], 1, (2, 7)),
+        (7, 1, (7, 2)),
+        ([7, 9], 2, (7, 9, 2)),
+        (None, [1, 5], (1, 5, 2)),
+        (None, None, (2,)),
+    ],
+)
+def test_every_end_of_sequence_id_counts(
+    tmp_path: Path, generation: object, config: object, expected: tuple[int, ...]
+) -> None:
+    model = write_hf(tmp_path / "m")
+    edit(model.path / "generation_config.json", eos_token_id=generation)
+    edit(model.path / "config.json", eos_token_id=config)
+    assert open_checkpoint(model.path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
+    model = write_hf(tmp_path / "m")
+    (model.path / missing).unlink()
+    assert missing in refusal(model.path)
+
+
+def test_pickled_weights_are_never_loaded(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    (model.path / "model.safetensors").rename(model.path / "pytorch_model.bin")
+    assert "convert them to safetensors" in refusal(model.path)
+
+
+def test_generation_config_is_optional(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    (model.path / "generation_config.json").unlink()
+    assert open_checkpoint(model.path).eos_token_ids == (2,)
+
+
+# --- GGUF: case L4 ------------------------------------------------------------------------------------
+
+
+def test_an_unsupported_type_is_named_with_what_is_supported(tmp_path: Path) -> None:
+    message = refusal(write_gguf(tmp_path / "m.gguf", kind="Q4_0").path)
+    assert "Q4_0" in message and "Q4_1" in message and "Q8_0" in message
+
+
+def test_a_truncated_file_says_how_many_bytes_there_are_and_should_be(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf").path
+    content = path.read_bytes()
+    path.write_bytes(content[:-1000])
+    message = refusal(path)
+    assert "m.gguf" in message and "truncated" in message and str(len(content) - 1000) in message
+    needed = max(int(word) for word in message.replace(";", " ").split() if word.isdigit())
+    assert len(content) - 32 < needed <= len(content)
+    path.write_bytes(content[:500])
+    assert "truncated" in refusal(path) and "500" in refusal(path)
+
+
+def test_rope_factors_of_one_are_ignored_and_others_refused(tmp_path: Path) -> None:
+    ones = np.ones(8, np.float32)
+    model = write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": ones})
+    check_tensors(open_checkpoint(model.path), model)
+    path = write_gguf(tmp_path / "n.gguf", extra={"rope_freqs.weight": ones * 4}).path
+    assert "rope_freqs.weight" in refusal(path)
+
+
+def test_an_unknown_gguf_tensor_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_gguf(tmp_path / "m.gguf", extra={"blk.0.surprise.weight": np.ones(4, np.float32)})
+    check_tensors(open_checkpoint(model.path), model)
+    assert "blk.0.surprise.weight" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"general.architecture": "mamba"}, ["mamba", "llama"]),
+        ({"llama.expert_count": 8}, ["mixture-of-experts"]),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ["yarn"]),
+        ({"llama.rope.dimension_count": 8}, ["rope.dimension_count", "16"]),
+        ({"llama.attention.head_count_kv": 3}, ["KV heads"]),
+        ({"llama.block_count": 3}, ["blk.2."]),
+        ({"llama.feed_forward_length": 100}, ["ffn_gate.weight", "[100, 64]"]),
+        ({"llama.embedding_length": "64"}, ["llama.embedding_length"]),
+        ({"llama.vocab_size": 5}, ["llama.vocab_size"]),
+        ({"split.count": 2}, ["split"]),
+    ],
+)
+def test_a_gguf_that_cannot_be_served_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, object], words: list[str]
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", metadata=metadata).path
+    message = refusal(path)
+    assert all(word in message for word in words), message
+
+
+def test_paths_that_are_no_model_are_refused_with_a_hint(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nothing.gguf")
+    assert "config.json" in refusal(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"")
+    assert "a.gguf" in refusal(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes(b"hello" * 100)
+    assert "GGUF" in refusal(tmp_path / "b.gguf")
+    write_safetensors(tmp_path / "c.safetensors", {"x": np.ones(2)})
+    assert "directory" in refusal(tmp_path / "c.safetensors")
+
+
+def test_names_of_both_formats_cover_the_same_tensors() -> None:
+    spec = Tiny(tied=False, attn_bias=True, mlp_bias=True).spec()
+    canonical = list(random_weights(Tiny(tied=False, attn_bias=True, mlp_bias=True)))
+    assert canonical == list(expected_shapes(spec))
+    assert len({gguf_name(name) for name in canonical}) == len({hf_name(name) for name in canonical}) == len(canonical)
