@@ -1,0 +1,154 @@
+"""The engine core: client messages in, one step at a time, one message out. No I/O, no threads.
+
+Owns the KV manager, the scheduler and the steps in flight; is lent an executor. The engine's main loop (or `LLM`)
+calls `handle` for what arrived and `step` while `has_work`. `depth` steps are kept in flight: one on a CPU, where a
+step owns all cores.
+
+Every `NewRequest` gets exactly one final delta: an answer, or an error that says what to do. There is no off switch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from octavo.config import EngineConfig
+from octavo.kvcache.manager import make_kv
+from octavo.scheduler.admission import Limits, refusal
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.state import RequestState
+from octavo.types import (
+    Abort,
+    ClientMessage,
+    Drain,
+    EngineStats,
+    Executor,
+    FinishReason,
+    NewRequest,
+    Ready,
+    Shutdown,
+    StepHandle,
+    StepOutput,
+)
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """See the module."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, depth: int = 1) -> None:
+        """config is resolved; the executor was made from it."""
+        length = config.model.max_model_len
+        assert length is not None, "the engine takes a resolved configuration"
+        assert depth >= 1
+        self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length)
+        self.scheduler = Scheduler(config.scheduler, self.kv)
+        self._config = config
+        self._executor = executor
+        self._depth = depth
+        self._limits = Limits(
+            max_model_len=length,
+            pool_tokens=self.kv.capacity_tokens,
+            max_context=executor.info.max_context,
+            vocab_size=executor.info.vocab_size,
+            max_waiting=config.scheduler.max_waiting,
+        )
+        self._flight: deque[StepHandle] = deque()
+        self._arrivals = 0
+        self._draining = False
+
+    def ready(self, report: tuple[str, ...] = ()) -> Ready:
+        """The message that says what the engine can take. report: start-up lines."""
+        return Ready(
+            info=self._executor.info,
+            num_blocks=self._executor.num_blocks,
+            block_size=self.kv.block_size,
+            max_model_len=self._limits.max_total,
+            report=report,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """`step()` has something to do or to say."""
+        return self.scheduler.has_work
+
+    @property
+    def finished(self) -> bool:
+        """The engine was drained or shut down, and everybody has an answer."""
+        return self._draining and not self.has_work
+
+    def handle(self, message: ClientMessage) -> None:
+        """Takes one message in; what it causes to be said comes with the next step."""
+        if isinstance(message, NewRequest):
+            self._add(message)
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                request = self.scheduler.find(request_id)
+                if request is not None:
+                    self.scheduler.finish(request, FinishReason.ABORT)
+        elif isinstance(message, Drain):
+            self.drain()
+        else:
+            assert isinstance(message, Shutdown)
+            self.drain()
+            for request in self.scheduler.live():
+                self.scheduler.finish(request, FinishReason.ABORT)
+
+    def drain(self) -> None:
+        """Takes no more requests; the open ones go on."""
+        self._draining = True
+
+    def step(self) -> StepOutput | None:
+        """Plans and submits a step, retires the oldest once enough are in flight; returns what there is to say."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self._flight.append(self._executor.submit(plan))
+        retired = bool(self._flight) and (plan is None or len(self._flight) >= self._depth)
+        if retired:
+            self.scheduler.retire(self._flight.popleft().result())
+        if self._config.validate_kv:
+            self.kv.validate()
+        deltas = self.scheduler.take_deltas()
+        return StepOutput(deltas, self.stats()) if deltas or retired else None
+
+    def validate(self) -> None:
+        """Recomputes every block count from scratch; for an idle moment."""
+        self.kv.validate()
+
+    def stats(self) -> EngineStats:
+        """A snapshot; counters only grow."""
+        counters = self.scheduler.counters
+        groups = self.kv.groups
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_blocks_total=sum(group.pool.total for group in groups),
+            kv_blocks_free=sum(group.pool.available for group in groups),
+            kv_blocks_cached=sum(len(group.cache) for group in groups),
+            steps=counters.steps,
+            prompt_tokens=counters.prompt,
+            cached_prompt_tokens=counters.cached,
+            recomputed_tokens=counters.recomputed,
+            generated_tokens=counters.generated,
+            preemptions=counters.preemptions,
+            step_seconds=counters.seconds,
+        )
+
+    def _add(self, message: NewRequest) -> None:
+        request_id = message.request_id
+        if self.scheduler.find(request_id) is not None:
+            # A reply under this id would end the live request in the client, so the duplicate gets none.
+            log.error("request id %d is in use; the second request was dropped", request_id)
+            return
+        if self._draining:
+            self.scheduler.refuse(request_id, "The engine is shutting down; send the request again in a moment.")
+            return
+        error = refusal(message, self._limits, len(self.scheduler.waiting))
+        if error is not None:
+            self.scheduler.refuse(request_id, error)
+            return
+        sequence = self.kv.sequence(message.adapter, message.tenant, message.cache_salt)
+        eos = self._executor.info.eos_token_ids
+        self.scheduler.add(RequestState(message, self._arrivals, self._limits.max_total, eos, sequence))
+        self._arrivals += 1

@@ -1,0 +1,190 @@
+"""The prefix cache of one group: finds full blocks that hold the beginning of a new prompt.
+
+A cached block is an `Entry` in a forest: its parent is the entry of the block before it, or the `KeyContext` of a
+first block. Entries are found by key, then checked: same parent, same tokens.
+
+Life of an entry: `commit` when its block is full and its step has retired; matched and pinned any number of times;
+idle when the last reader leaves; evicted when the pool runs dry: leaves first, then least recently used. The order
+needs no sorting: tables are released from their end, so a child goes idle before its parent.
+
+A block may be computed twice, by two requests at the same time. The second keeps its copy private and goes on
+below the first one's entry. So an entry in use can stand below an idle one; when only such entries are left,
+evicting the idle one takes its subtree out of the cache (blocks in use go on as private ones).
+
+Off: `kv.prefix_cache = False` makes a `NoPrefixCache`, which never holds a block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.keys import KeyChain, KeyContext, block_key, root_key
+
+
+class Entry:
+    """One cached block."""
+
+    __slots__ = ("alive", "block", "children", "key", "parent", "tokens")
+
+    def __init__(self, key: bytes, block: int, tokens: Sequence[int], parent: Parent) -> None:
+        self.key = key
+        self.block = block
+        self.tokens = list(tokens)
+        self.parent = parent
+        self.children: dict[bytes, Entry] = {}
+        self.alive = True
+
+
+Parent = Entry | KeyContext
+
+
+class PrefixCache(Protocol):
+    """What the manager needs of a prefix cache."""
+
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
+        """The longest run of cached blocks that begins `tokens`. The caller pins it before anything else."""
+        ...
+
+    def pin(self, entries: Sequence[Entry]) -> None:
+        """One reader more for each block."""
+        ...
+
+    def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
+        """Publishes a full block; returns the parent of the next one, or None where nothing may follow."""
+        ...
+
+    def released(self, block: int) -> None:
+        """A reader has left `block`."""
+        ...
+
+    def evict(self) -> None:
+        """Gives up at least one idle block."""
+        ...
+
+    def held(self) -> set[int]:
+        """Blocks that the cache holds, checked for consistency."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class NoPrefixCache:
+    """The null twin: nothing is found, nothing is kept."""
+
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
+        return []
+
+    def pin(self, entries: Sequence[Entry]) -> None:
+        assert not entries
+
+    def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
+        return None
+
+    def released(self, block: int) -> None:
+        return None
+
+    def evict(self) -> None:
+        raise AssertionError("nothing is cached, so nothing can be evicted")
+
+    def held(self) -> set[int]:
+        return set()
+
+    def __len__(self) -> int:
+        return 0
+
+
+class KeyedPrefixCache:
+    """Entries by key, and the idle ones in the order in which they went idle."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._entries: dict[bytes, Entry] = {}
+        self._by_block: dict[int, Entry] = {}
+        self._idle: OrderedDict[int, Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
+        found: list[Entry] = []
+        if not self._entries:
+            return found
+        size = chain.context.block_size
+        parent: Parent = chain.context
+        for index in range(len(tokens) // size):
+            entry = self._entries.get(chain.key(index, tokens))
+            if entry is None or entry.parent != parent or entry.tokens != tokens[index * size : (index + 1) * size]:
+                break
+            found.append(entry)
+            parent = entry
+        return found
+
+    def pin(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._pool.share(entry.block)
+            self._idle.pop(entry.block, None)
+
+    def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
+        if isinstance(parent, Entry) and not parent.alive:
+            return None
+        known = self._entries.get(key)
+        if known is not None:
+            return known if known.parent == parent and known.tokens == tokens else None
+        entry = Entry(key, block, tokens, parent)
+        self._entries[key] = entry
+        self._by_block[block] = entry
+        if isinstance(parent, Entry):
+            parent.children[key] = entry
+        self._pool.hold(block)
+        return entry
+
+    def released(self, block: int) -> None:
+        if self._pool.is_idle(block):
+            self._idle[block] = self._by_block[block]
+
+    def evict(self) -> None:
+        entry = next(iter(self._idle.values()))
+        while True:
+            child = next((c for c in entry.children.values() if c.block in self._idle), None)
+            if child is None:
+                break
+            entry = child
+        self._forget(entry)
+
+    def _forget(self, top: Entry) -> None:
+        """Takes an entry out of the cache, and what stands below it."""
+        if isinstance(top.parent, Entry):
+            del top.parent.children[top.key]
+        stack = [top]
+        while stack:
+            entry = stack.pop()
+            stack.extend(entry.children.values())
+            entry.children.clear()
+            entry.alive = False
+            del self._entries[entry.key]
+            del self._by_block[entry.block]
+            self._idle.pop(entry.block, None)
+            self._pool.unhold(entry.block)
+
+    def held(self) -> set[int]:
+        for key, entry in self._entries.items():
+            parent = entry.parent
+            above = parent.key if isinstance(parent, Entry) else root_key(parent)
+            assert key == entry.key == block_key(above, entry.tokens), "an entry's key does not name its content"
+            assert entry.alive and self._by_block[entry.block] is entry
+            if isinstance(parent, Entry):
+                assert self._entries.get(parent.key) is parent and parent.children[key] is entry, (
+                    "an entry is an orphan"
+                )
+            assert all(self._entries[child] is below for child, below in entry.children.items())
+            assert (entry.block in self._idle) == self._pool.is_idle(entry.block), "the idle list is wrong"
+        assert len(self._by_block) == len(self._entries) and len(self._idle) == self._pool.idle
+        return set(self._by_block)
+
+
+def make_prefix_cache(enabled: bool, pool: BlockPool) -> PrefixCache:
+    """The prefix cache that the configuration asks for."""
+    return KeyedPrefixCache(pool) if enabled else NoPrefixCache()

@@ -1,0 +1,90 @@
+"""Who may enter: requests that can never run are refused, the others wait until there is room.
+
+A request is admitted when the pool can hold all its known tokens; its output grows block by block afterwards, so a
+full pool may preempt it. A preempted request asks for more, so that nothing goes back and forth: after its first
+preemption there must be room for what it and the running requests are *expected* to generate, after its second for
+all that they *may* generate. So nobody is preempted a third time.
+A request alone is admitted whatever it may generate: `max_total` never exceeds the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.kvcache.manager import KVManager
+from octavo.scheduler.state import RequestState
+from octavo.types import NewRequest
+
+_LEAST_EXPECTED = 128
+MAX_PREEMPTIONS = 2
+"""Preemptions of one request at most."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no request may exceed."""
+
+    max_model_len: int
+    pool_tokens: int
+    max_context: int
+    vocab_size: int
+    max_waiting: int
+
+    @property
+    def max_total(self) -> int:
+        """Longest prompt + output."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+def refusal(request: NewRequest, limits: Limits, waiting: int) -> str | None:
+    """Why the request cannot be taken at all, or None."""
+    prompt = request.prompt
+    if not prompt:
+        return "The prompt is empty; send at least one token."
+    if request.params.max_tokens < 1:
+        return f"max_tokens is {request.params.max_tokens}; use 1 or more."
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= limits.vocab_size:
+        wrong = low if low < 0 else high
+        return f"The prompt holds the token id {wrong}; use ids from 0 to {limits.vocab_size - 1}."
+    if len(prompt) >= limits.max_total:
+        return _too_long(len(prompt), limits)
+    if waiting >= limits.max_waiting:
+        return (
+            f"{waiting} requests are waiting and --max-waiting is {limits.max_waiting}; "
+            f"try again later or start with --max-waiting {2 * limits.max_waiting}."
+        )
+    return None
+
+
+def _too_long(length: int, limits: Limits) -> str:
+    room = limits.max_total - 1
+    enough = -(-(length + 1) // 32) * 32
+    if limits.pool_tokens <= limits.max_model_len and limits.pool_tokens < limits.max_context:
+        what, larger = f"the KV pool holds {limits.pool_tokens}", f" or start with --kv-tokens {enough} or more"
+    elif limits.max_model_len < limits.max_context:
+        what = f"--max-model-len is {limits.max_model_len}"
+        larger = f" or start with --max-model-len {min(enough, limits.max_context)}"
+    else:
+        what, larger = f"the model's context is {limits.max_model_len}", ""
+    return f"The prompt has {length} tokens and {what}, answer included; shorten the prompt to {room} tokens{larger}."
+
+
+def spare_blocks(request: RequestState, running: Sequence[RequestState], kv: KVManager) -> int:
+    """Blocks that must stay available after the request's known tokens have got theirs."""
+    if not request.preemptions or not running:
+        return 0
+    certain = request.preemptions >= MAX_PREEMPTIONS
+    grown = len(request.tokens) + _growth(request, certain)
+    spare = kv.blocks_for(grown) - kv.blocks_for(len(request.tokens))
+    for other in running:
+        grown = len(other.tokens) + _growth(other, certain)
+        spare += max(0, kv.blocks_for(grown) - other.kv.num_blocks)
+    return spare
+
+
+def _growth(request: RequestState, certain: bool) -> int:
+    """Tokens still to come: the most there can be, or as many again as there are."""
+    most = request.open_tokens
+    return most if certain else min(most, max(_LEAST_EXPECTED, request.num_generated))

@@ -1,0 +1,69 @@
+"""A step while it is being planned: who computes how much, what is left of the budget, and the finished `StepPlan`.
+
+Life: made by `Scheduler.plan`, filled in batch order, changed when a request in it is preempted, then turned into a
+`StepPlan` and the record that `Scheduler.retire` needs; nothing outlives the step but that record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.kvcache.manager import NewBlocks
+from octavo.scheduler.state import RequestState
+
+
+@dataclass(slots=True)
+class Item:
+    """One request's part of the step; becomes one `SeqWork`."""
+
+    request: RequestState
+    start: int
+    count: int
+    new_blocks: NewBlocks
+    sample: bool = False
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What was submitted, in the order of the plan."""
+
+    step_id: int
+    items: tuple[Item, ...]
+
+
+class Draft:
+    """Items in batch order, and the budget they leave."""
+
+    __slots__ = ("_items", "budget", "left")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.left = budget
+        self._items: dict[RequestState, Item] = {}
+
+    def add(self, request: RequestState, count: int, new_blocks: NewBlocks) -> None:
+        assert count > 0 and request not in self._items
+        self._items[request] = Item(request, request.num_computed, count, new_blocks)
+        self.left -= count
+
+    def extend(self, request: RequestState) -> None:
+        """Gives a request that is in the step what is left of the budget, as far as it can use it."""
+        item = self._items.get(request)
+        if item is not None and self.left > 0:
+            more = min(self.left, request.remaining - item.count)
+            item.count += more
+            self.left -= more
+
+    def drop(self, request: RequestState) -> None:
+        """The request was preempted; its work, if any, leaves the step."""
+        item = self._items.pop(request, None)
+        if item is not None:
+            self.left += item.count
+
+    @property
+    def empty(self) -> bool:
+        return not self._items
+
+    def items(self) -> tuple[Item, ...]:
+        return tuple(self._items.values())

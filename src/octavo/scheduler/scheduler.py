@@ -1,0 +1,341 @@
+"""The scheduler: decides every step what each request computes, and takes the results in.
+
+One rule: a request has `num_computed` and `num_tokens`, and each step moves the first towards the second under a
+token budget. Decodes (one position left) come first, then prompts in chunks; chunked prefill, prefix hits, resuming
+after preemption and replay need nothing else. The order of a plan is the batch order on every rank.
+
+Life of a step: `plan()` -> submitted by the engine -> `retire(result)`. More than one may be in flight.
+Every request that was added gets exactly one final `TokenDelta`, collected by `take_deltas()`.
+What can be switched off is an object of its own: chunking.py, policy.py, and the prefix cache in kvcache.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from octavo.config import SchedulerConfig
+from octavo.kvcache.manager import KVManager, NewBlocks
+from octavo.scheduler.admission import spare_blocks
+from octavo.scheduler.chunking import make_chunking
+from octavo.scheduler.draft import Draft, Item, StepRecord
+from octavo.scheduler.policy import make_policy
+from octavo.scheduler.preemption import choose_victim
+from octavo.scheduler.state import RequestState, Status
+from octavo.types import FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
+
+
+class Counters:
+    """What was done so far; only ever grows."""
+
+    __slots__ = ("cached", "generated", "preemptions", "prompt", "recomputed", "seconds", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.prompt = self.cached = self.recomputed = self.generated = self.preemptions = 0
+        self.seconds = 0.0
+
+
+class Scheduler:
+    """Owns all live requests. `waiting` and `running` are kept in order of priority, then age."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+        self.kv = kv
+        self.waiting: list[RequestState] = []
+        self.running: list[RequestState] = []
+        self.counters = Counters()
+        self._config = config
+        self._policy = make_policy(config.policy)
+        self._chunking = make_chunking(config.chunked_prefill)
+        self._live: dict[int, RequestState] = {}
+        self._slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []
+        self._flight: deque[StepRecord] = deque()
+        self._next_step = 0
+        self._deltas: list[TokenDelta] = []
+
+    # --- requests enter and leave ---
+
+    def add(self, request: RequestState) -> None:
+        """Takes a request in. One that is complete already (a replay) gets its final delta at once."""
+        request_id = request.request.request_id
+        assert request_id not in self._live, f"request {request_id} is live"
+        reason = request.ending() if request.num_generated else None
+        self._live[request_id] = request
+        insort(self.waiting, request, key=_order)
+        if reason is not None:
+            self.finish(request, reason)
+
+    def find(self, request_id: int) -> RequestState | None:
+        return self._live.get(request_id)
+
+    def live(self) -> list[RequestState]:
+        return list(self._live.values())
+
+    def finish(
+        self,
+        request: RequestState,
+        reason: FinishReason,
+        delta: TokenDelta | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Ends a live request in any state: its final delta, its slot, its blocks. delta: its last tokens."""
+        running = request.status is Status.RUNNING
+        (self.running if running else self.waiting).remove(request)
+        self._leave(request)
+        request.finish()
+        del self._live[request.request.request_id]
+        tokens = delta.tokens if delta is not None else []
+        stop = tokens[-1] if reason is FinishReason.STOP and tokens else None
+        self._deltas.append(
+            TokenDelta(
+                request.request.request_id,
+                tokens,
+                delta.logprobs if delta is not None else None,
+                reason,
+                stop,
+                error,
+                _take_cached(request),
+            )
+        )
+
+    def take_deltas(self) -> list[TokenDelta]:
+        """What happened since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def refuse(self, request_id: int, error: str) -> None:
+        """The final delta of a request that was never added."""
+        self._deltas.append(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._flight or self._deltas)
+
+    # --- one step is planned ---
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None where nothing can be computed now. Counters move here."""
+        draft = Draft(self._config.max_num_batched_tokens)
+        for request in self._policy.at_once(self.waiting, self.running):
+            if not self._admit(request):
+                break
+        decodes, prompts = self._split()
+        self._plan_decodes(draft, decodes, self._chunking.hold_back(prompts, len(decodes), draft.budget))
+        if prompts or self.waiting:
+            self._plan_prompts(draft, prompts)
+        if draft.empty:
+            assert self._flight or not self._live, "requests wait, nothing runs and nothing was admitted"
+            return None
+        return self._submit(draft)
+
+    def _split(self) -> tuple[list[RequestState], list[RequestState]]:
+        """Running requests with one position left, and those with more; those that draw a token are left out."""
+        decodes: list[RequestState] = []
+        prompts: list[RequestState] = []
+        for request in self.running:
+            if not request.drawing:
+                (decodes if len(request.tokens) - request.num_computed == 1 else prompts).append(request)
+        return decodes, prompts
+
+    def _plan_decodes(self, draft: Draft, decodes: list[RequestState], held_back: int) -> None:
+        room = draft.budget - held_back
+        if len(decodes) > room:
+            decodes.sort(key=lambda request: request.last_step)
+        for request in decodes:
+            if draft.left <= held_back:
+                break
+            if request.status is not Status.RUNNING:
+                continue
+            if request.num_computed < request.kv.capacity:
+                draft.add(request, 1, self.kv.no_blocks)
+            else:
+                blocks = self._grow(request, draft)
+                if blocks is not None:
+                    draft.add(request, 1, blocks)
+
+    def _grow(self, request: RequestState, draft: Draft) -> NewBlocks | None:
+        """A block for the next position, taken from another request if need be; None: not in this step."""
+        while True:
+            blocks = self.kv.reserve(request.kv, request.tokens, request.num_computed + 1)
+            if blocks is not None or self.kv.has_parked:
+                return blocks
+            victim = choose_victim(request, self.running)
+            if victim is None:
+                return None
+            assert len(self.running) > 1, "a request alone fits the pool to its end"
+            self._preempt(victim, draft)
+            if victim is request:
+                return None
+
+    def _preempt(self, victim: RequestState, draft: Draft) -> None:
+        draft.drop(victim)
+        self.running.remove(victim)
+        self._leave(victim)
+        victim.preempt()
+        insort(self.waiting, victim, key=_order)
+        self.counters.preemptions += 1
+
+    def _plan_prompts(self, draft: Draft, prompts: list[RequestState]) -> None:
+        queue = [request for request in prompts if request.status is Status.RUNNING]
+        queue += self._policy.with_budget(self.waiting)
+        if not queue:
+            return
+        self._chunking.arrange(queue)
+        oldest: RequestState | None = None
+        admitting = True
+        for request in queue:
+            if draft.left <= 0:
+                break
+            if request.status is not Status.RUNNING:
+                if oldest is not None and not self._chunking.take(request.remaining, draft.left):
+                    continue
+                admitting = admitting and self._admit(request)
+                if not admitting:
+                    continue
+            if oldest is None:
+                oldest = request
+                count = self._chunking.claim(request.remaining, draft.left, draft.empty)
+            else:
+                count = self._chunking.take(request.remaining, draft.left)
+            if count:
+                draft.add(request, count, self.kv.no_blocks)
+        if oldest is not None:
+            draft.extend(oldest)
+
+    def _admit(self, request: RequestState) -> bool:
+        """Reserves pages for all that the request knows, cached ones first; False: there is no room now."""
+        if len(self.running) >= self._config.max_num_seqs:
+            return False
+        spare = spare_blocks(request, self.running, self.kv)
+        head = self.waiting[0]
+        if request is not head:
+            spare += self.kv.blocks_for(len(head.tokens)) + spare_blocks(head, self.running, self.kv)
+        if self.kv.reserve(request.kv, request.tokens, len(request.tokens), spare) is None:
+            return False
+        self.waiting.remove(request)
+        insort(self.running, request, key=_order)
+        first = request.status is Status.WAITING
+        request.admit()
+        if first:
+            self.counters.cached += min(request.num_computed, request.num_prompt)
+            request.computed_once = request.num_computed
+        return True
+
+    def _submit(self, draft: Draft) -> StepPlan:
+        step_id = self._next_step
+        self._next_step += 1
+        items = draft.items()
+        new: list[NewSlot] = []
+        work: list[SeqWork] = []
+        for item in items:
+            request = item.request
+            start, end = item.start, item.start + item.count
+            if request.slot is None:
+                new.append(self._enter(request, item))
+            assert request.slot is not None
+            item.sample = end == len(request.tokens)
+            item.epoch = request.epoch
+            store_from = request.kv.matched if start < request.kv.matched else 0
+            work.append(SeqWork(request.slot, start, item.count, item.new_blocks, item.sample, store_from))
+            request.num_computed = end
+            request.drawing = item.sample
+            request.last_step = request.kv.last_step = step_id
+        released, self._released = tuple(self._released), []
+        self._flight.append(StepRecord(step_id, items))
+        return StepPlan(step_id, tuple(new), tuple(work), released)
+
+    def _enter(self, request: RequestState, item: Item) -> NewSlot:
+        """The request gets a slot; blocks beyond the cached ones come with its first work."""
+        request.slot = self._slots.pop()
+        cached = request.kv.matched // self.kv.block_size
+        tables = [table.blocks for table in request.kv.tables]
+        item.new_blocks = tuple([tuple(blocks[cached:]) for blocks in tables])
+        source = request.request
+        return NewSlot(
+            slot=request.slot,
+            request_id=source.request_id,
+            tokens=list(request.tokens),
+            num_prompt=request.num_prompt,
+            params=source.params,
+            seed=source.seed,
+            choice=source.choice,
+            cached_blocks=tuple([tuple(blocks[:cached]) for blocks in tables]),
+        )
+
+    def _leave(self, request: RequestState) -> None:
+        """Slot and blocks go back; blocks that a step in flight may touch are parked by the manager."""
+        if request.slot is not None:
+            self._released.append(request.slot)
+            self._slots.append(request.slot)
+        self.kv.release(request.kv)
+
+    # --- one step is taken in ---
+
+    def retire(self, result: StepResult) -> None:
+        """Takes the oldest step's result in: tokens, endings, full blocks; then its parked blocks are free."""
+        record = self._flight.popleft()
+        assert result.step_id == record.step_id, "steps retire in the order of submission"
+        counters = self.counters
+        counters.steps += 1
+        counters.seconds += result.seconds
+        for item, output in zip(record.items, result.outputs, strict=True):
+            self._count(item)
+            if item.request.epoch == item.epoch:
+                self._take_output(item, output)
+        self.kv.retire(record.step_id)
+
+    def _take_output(self, item: Item, output: SeqOutput) -> None:
+        request = item.request
+        end = item.start + item.count
+        if output.error is not None:
+            self.finish(request, FinishReason.ERROR, error=output.error)
+            return
+        if end // self.kv.block_size > request.kv.published:
+            self.kv.commit(request.kv, request.tokens, end)
+        if not item.sample:
+            assert not output.tokens, "a partial prompt draws no token"
+            return
+        request.drawing = False
+        assert output.tokens, "a step that samples returns a token"
+        taken, reason = 0, None
+        for token in output.tokens:
+            request.tokens.append(token)
+            taken += 1
+            reason = request.ending()
+            if reason is not None:
+                break
+        self.counters.generated += taken
+        # Rejected drafts, if any, were not computed after all; the newest token never is.
+        request.num_computed = min(request.num_computed, len(request.tokens) - 1)
+        logprobs = None if output.logprobs is None else list(output.logprobs[:taken])
+        cached = request.cached_tokens if reason is None else None
+        delta = TokenDelta(request.request.request_id, list(output.tokens[:taken]), logprobs, cached_tokens=cached)
+        if reason is not None:
+            self.finish(request, reason, delta)
+        else:
+            request.cached_tokens = None
+            self._deltas.append(delta)
+
+    def _count(self, item: Item) -> None:
+        """Sorts the computed positions: new prompt, or computed before; decodes count as generated tokens."""
+        request = item.request
+        start, end = item.start, item.start + item.count
+        known = request.num_prompt + len(request.request.generated)
+        again = min(end, request.computed_once) - start
+        if again > 0:
+            self.counters.recomputed += again
+            start += again
+        if start < end:
+            request.computed_once = end
+            prompt = max(0, min(end, request.num_prompt) - start)
+            self.counters.prompt += prompt
+            self.counters.recomputed += max(0, min(end, known) - start - prompt)
+
+
+def _order(request: RequestState) -> tuple[int, int]:
+    return request.order
+
+
+def _take_cached(request: RequestState) -> int | None:
+    cached, request.cached_tokens = request.cached_tokens, None
+    return cached

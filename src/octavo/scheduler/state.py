@@ -1,0 +1,134 @@
+"""A request inside the engine: its tokens, its two counters and where it stands.
+
+    WAITING --admit--> RUNNING --finish--> FINISHED
+    RUNNING --preempt--> PREEMPTED --admit--> RUNNING
+
+There is no prefill state and no decode state: `num_computed` moves towards `num_tokens`. The counter moves when a
+step is submitted and is corrected when it retires. A request whose next token is being drawn in a step in flight
+(`drawing`) is not planned again before that step retires. Transitions happen by methods alone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from octavo.kvcache.block_table import SequenceKV
+from octavo.types import FinishReason, NewRequest
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class RequestState:
+    """One request from admission to its final delta; compared by identity."""
+
+    __slots__ = (
+        "cached_tokens",
+        "computed_once",
+        "drawing",
+        "epoch",
+        "kv",
+        "last_step",
+        "max_total",
+        "min_total",
+        "num_computed",
+        "num_prompt",
+        "order",
+        "preemptions",
+        "request",
+        "resumed_at",
+        "slot",
+        "status",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: NewRequest, arrival: int, limit: int, eos: tuple[int, ...], kv: SequenceKV) -> None:
+        """limit: longest prompt + output. arrival: grows by one a request."""
+        params = request.params
+        self.request = request
+        self.tokens = request.prompt + request.generated
+        self.num_prompt = len(request.prompt)
+        self.max_total = min(self.num_prompt + params.max_tokens, limit)
+        self.min_total = self.num_prompt + params.min_tokens
+        self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else params.stop_token_ids + eos)
+        self.order = (request.priority, arrival)
+        """Who goes first: smaller is earlier. A preempted request keeps its place."""
+        self.kv = kv
+        self.status = Status.WAITING
+        self.num_computed = 0
+        self.computed_once = 0
+        """Positions below this were computed or found at some time: computing them again is recomputation."""
+        self.drawing = False
+        self.slot: int | None = None
+        """Set while the executor knows the request."""
+        self.epoch = 0
+        """Grows when the request leaves its slot; results of older epochs are dropped."""
+        self.preemptions = 0
+        self.resumed_at = 0
+        """`num_tokens` at the last admission."""
+        self.last_step = -1
+        self.cached_tokens: int | None = None
+        """Set at first admission, taken by the first delta."""
+
+    @property
+    def remaining(self) -> int:
+        """Positions still to compute before the next token can be drawn."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def open_tokens(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_total - len(self.tokens)
+
+    @property
+    def progressed(self) -> bool:
+        """Something was generated since the last admission."""
+        return len(self.tokens) > self.resumed_at
+
+    def admit(self) -> None:
+        """Pages are reserved: the counter starts behind what the prefix cache holds."""
+        assert self.status in (Status.WAITING, Status.PREEMPTED)
+        matched = self.kv.matched
+        # The last position is always computed: its logits draw the next token.
+        self.num_computed = min(matched, len(self.tokens) - 1)
+        if self.status is Status.WAITING:
+            size = self.kv.chain.context.block_size
+            self.cached_tokens = min(matched, (self.num_prompt - 1) // size * size)
+        self.status = Status.RUNNING
+        self.resumed_at = len(self.tokens)
+
+    def preempt(self) -> None:
+        """Pages are gone; everything known will be computed again."""
+        assert self.status is Status.RUNNING
+        self.status = Status.PREEMPTED
+        self.preemptions += 1
+        self._leave()
+
+    def finish(self) -> None:
+        assert self.status is not Status.FINISHED
+        self.status = Status.FINISHED
+        self._leave()
+
+    def ending(self) -> FinishReason | None:
+        """What the newest token means: a stop id past `min_tokens`, the length, or nothing."""
+        total = len(self.tokens)
+        if total > self.num_prompt and self.tokens[-1] in self.stop_ids and total > self.min_total:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if total >= self.max_total else None
+
+    def _leave(self) -> None:
+        self.num_computed = 0
+        self.drawing = False
+        self.slot = None
+        self.epoch += 1

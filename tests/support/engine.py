@@ -1,0 +1,125 @@
+"""The whole engine core on the ledger, and the checks that every test of it makes after every step."""
+
+from __future__ import annotations
+
+from octavo.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.kvcache.manager import block_tokens
+from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
+from tests.support.ledger import Ledger, ledger_info, naive
+
+_GROWING = tuple(name for name in EngineStats.__struct_fields__ if name not in ("running", "waiting"))[3:]
+
+
+class Rig:
+    """An engine core, what it was asked and what it said."""
+
+    def __init__(
+        self,
+        pool_tokens: int,
+        max_model_len: int = 512,
+        depth: int = 1,
+        groups: int = 1,
+        block_size: int = 32,
+        paged: bool = True,
+        prefix_cache: bool = True,
+        **scheduler: object,
+    ) -> None:
+        kv = KVConfig(size_tokens=pool_tokens, block_size=block_size, paged=paged, prefix_cache=prefix_cache)
+        config = EngineConfig(
+            model=ModelConfig(max_model_len=max_model_len),
+            kv=kv,
+            scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
+            validate_kv=True,
+        )
+        size = block_tokens(kv, max_model_len)
+        blocks = (max(1, pool_tokens // size),) * groups
+        self.config = config
+        self.limit = min(max_model_len, blocks[0] * size)
+        self.ledger = Ledger(ledger_info(groups=groups), blocks, size, config.scheduler.max_num_seqs)
+        self.core = EngineCore(config, self.ledger, depth)
+        self.requests: dict[int, NewRequest] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finals: dict[int, TokenDelta] = {}
+        self.cached: dict[int, int] = {}
+        self.first_token_step: dict[int, int] = {}
+        self.steps = 0
+        self.stats = self.core.stats()
+
+    def send(self, *messages: ClientMessage) -> None:
+        for message in messages:
+            if isinstance(message, NewRequest):
+                self.requests[message.request_id] = message
+                self.tokens[message.request_id] = []
+            self.core.handle(message)
+
+    def step(self) -> list[TokenDelta]:
+        """One step, with every invariant checked afterwards."""
+        output = self.core.step()
+        self.steps += 1
+        for number, group in enumerate(self.core.kv.groups):
+            pool = group.pool
+            assert pool.free + pool.used + pool.idle == pool.total
+            self.ledger.poison(number, pool.free_ids())
+        assert not self.ledger.violations, self.ledger.violations
+        if output is None:
+            return []
+        for delta in output.deltas:
+            self._take(delta)
+        self._check_stats(output.stats)
+        return output.deltas
+
+    def run(self, limit: int = 20_000) -> None:
+        """Steps until everybody has an answer."""
+        for _ in range(limit):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError(f"work is left after {limit} steps")
+
+    def check_answers(self) -> None:
+        """Every answer is that of the naive loop, and the pool is full again."""
+        assert set(self.finals) == set(self.requests)
+        for request_id, request in self.requests.items():
+            final = self.finals[request_id]
+            got = self.tokens[request_id]
+            if final.finish is FinishReason.ERROR:
+                continue
+            expected, reason = naive(request, self.limit)
+            if final.finish is FinishReason.ABORT:
+                assert got == expected[: len(got)], f"request {request_id} went astray"
+                continue
+            assert got == expected, f"request {request_id} went astray"
+            assert final.finish is reason
+            assert final.stop_token == (got[-1] if reason is FinishReason.STOP and got else None)
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Nothing is used, pinned or parked."""
+        assert not self.core.has_work
+        self.core.validate()
+        for group in self.core.kv.groups:
+            assert group.pool.used == 0
+            assert group.pool.available == group.pool.total
+        assert not self.core.kv.has_parked
+
+    def _take(self, delta: TokenDelta) -> None:
+        request_id = delta.request_id
+        assert request_id not in self.finals, f"request {request_id} got a delta after its final one"
+        if delta.tokens and request_id not in self.first_token_step:
+            self.first_token_step[request_id] = self.steps
+        self.tokens[request_id].extend(delta.tokens)
+        if self.requests[request_id].params.logprobs is not None and delta.tokens:
+            assert delta.logprobs is not None
+            assert [entry.top_ids[0] for entry in delta.logprobs] == delta.tokens
+        if delta.cached_tokens is not None:
+            assert request_id not in self.cached, "cached tokens are told once"
+            self.cached[request_id] = delta.cached_tokens
+        if delta.finish is not None:
+            assert (delta.error is not None) == (delta.finish is FinishReason.ERROR)
+            self.finals[request_id] = delta
+
+    def _check_stats(self, stats: EngineStats) -> None:
+        for name in _GROWING:
+            assert getattr(stats, name) >= getattr(self.stats, name), f"{name} fell"
+        self.stats = stats

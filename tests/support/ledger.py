@@ -1,0 +1,222 @@
+"""The ledger: an executor without a model, that finds every mistake in paging.
+
+A page slot holds (token, position). The next token is a checksum of everything read through the block table, of the
+seed and of the choice: a wrong page, a wrong order or a block freed too early gives a wrong token. Steps run when
+their result is asked for, as late as they may; blocks are wiped when they are handed out, and `poison` wipes the
+free ones, so a stale read never goes unnoticed. `naive` is the loop that says what the tokens must be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from octavo.types import (
+    FinishReason,
+    KVGroupSpec,
+    ModelInfo,
+    NewRequest,
+    NewSlot,
+    SamplingParams,
+    SeqOutput,
+    SeqWork,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+VOCAB = 1000
+EOS = (2,)
+_EMPTY = -1
+
+
+def ledger_info(max_context: int = 8192, groups: int = 1) -> ModelInfo:
+    """A model of nothing but pages."""
+    specs = [KVGroupSpec(name=f"g{i}", kind="full", layers=(i,), bytes_per_token=8) for i in range(groups)]
+    return ModelInfo(
+        name="ledger",
+        architecture="ledger",
+        vocab_size=VOCAB,
+        num_tokens=VOCAB,
+        max_context=max_context,
+        eos_token_ids=EOS,
+        kv_groups=tuple(specs),
+        weights_id="ledger-weights",
+        numerics_id="ledger-numerics",
+        weights_bytes=0,
+    )
+
+
+def _cell(token: int, position: int) -> int:
+    return position * VOCAB + token
+
+
+def _draw(read: bytes, request: NewRequest | NewSlot, generated: int) -> int:
+    """One token in about forty is an end-of-sequence id."""
+    params = request.params
+    banned = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
+    start = crc32(f"{request.seed} {request.choice}".encode())
+    for attempt in range(1000):
+        value = crc32(bytes([attempt % 256]) + read, start)
+        token = EOS[0] if value % 41 == 0 else value // 41 % VOCAB
+        if generated >= params.min_tokens or token not in banned:
+            return token
+    raise AssertionError("every token is banned")
+
+
+def _read_directly(tokens: Sequence[int]) -> bytes:
+    return array("q", [_cell(token, position) for position, token in enumerate(tokens)]).tobytes()
+
+
+def naive(request: NewRequest, limit: int) -> tuple[list[int], FinishReason]:
+    """New tokens and the ending of a request that has the machine to itself. limit: longest prompt + output."""
+    params = request.params
+    tokens = request.prompt + request.generated
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
+    most = min(len(request.prompt) + params.max_tokens, limit)
+    first = len(tokens)
+    while True:
+        generated = len(tokens) - len(request.prompt)
+        if generated and tokens[-1] in stops and generated > params.min_tokens:
+            return tokens[first:], FinishReason.STOP
+        if len(tokens) >= most:
+            return tokens[first:], FinishReason.LENGTH
+        tokens.append(_draw(_read_directly(tokens), request, generated))
+
+
+def ledger_logprobs(token: int) -> TokenLogprobs:
+    return TokenLogprobs(-float(token), [token], [-float(token)])
+
+
+@dataclass
+class _Slot:
+    new: NewSlot
+    tokens: list[int]
+    tables: list[list[int]]
+    computed: int
+
+
+@dataclass
+class Ledger:
+    """See the module; implements `types.Executor`."""
+
+    info: ModelInfo
+    num_blocks: tuple[int, ...]
+    block_size: int
+    max_num_seqs: int = 128
+    failing: set[int] = field(default_factory=set)
+    """Request ids whose next work ends in an error."""
+    violations: list[str] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pages = [[array("q", [_EMPTY] * self.block_size) for _ in range(total)] for total in self.num_blocks]
+        self._sealed: list[set[int]] = [set() for _ in self.num_blocks]
+        self._slots: dict[int, _Slot] = {}
+        self._results: dict[int, StepResult] = {}
+        self._pending: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> LedgerHandle:
+        self.plans.append(plan)
+        self._pending.append(plan)
+        return LedgerHandle(self, plan.step_id)
+
+    def close(self) -> None:
+        return None
+
+    def poison(self, group: int, blocks: Sequence[int]) -> None:
+        """Wipes blocks that the manager says are free; at once, before steps that are still in flight."""
+        for block in blocks:
+            self._wipe(group, block)
+
+    def run_until(self, step_id: int) -> StepResult:
+        while step_id not in self._results:
+            plan = self._pending.pop(0)
+            self._results[plan.step_id] = self._run(plan)
+        return self._results.pop(step_id)
+
+    def _wipe(self, group: int, block: int) -> None:
+        self._pages[group][block][:] = array("q", [_EMPTY] * self.block_size)
+        self._sealed[group].discard(block)
+
+    def _complain(self, what: str) -> None:
+        self.violations.append(what)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        for slot in plan.released:
+            del self._slots[slot]
+        for new in plan.new:
+            if new.slot in self._slots or not 0 <= new.slot < self.max_num_seqs:
+                self._complain(f"slot {new.slot} is taken or does not exist")
+            self._slots[new.slot] = _Slot(new, list(new.tokens), [list(blocks) for blocks in new.cached_blocks], 0)
+            for group, blocks in enumerate(new.cached_blocks):
+                self._sealed[group].update(blocks)
+        if len({work.slot for work in plan.work}) != len(plan.work):
+            self._complain("a slot has two works in one step")
+        # All rows are stored before any is read, as in a batched forward pass.
+        for work in plan.work:
+            self._store(self._slots[work.slot], work)
+        outputs = tuple([self._output(self._slots[work.slot], work) for work in plan.work])
+        return StepResult(plan.step_id, outputs, 0.001)
+
+    def _store(self, slot: _Slot, work: SeqWork) -> None:
+        for group, blocks in enumerate(work.new_blocks):
+            slot.tables[group].extend(blocks)
+            for block in blocks:
+                self._wipe(group, block)
+        if slot.computed and work.start != slot.computed:
+            self._complain(f"request {slot.new.request_id}: position {work.start} follows {slot.computed}")
+        slot.computed = work.start + work.count
+        for position in range(max(work.start, work.store_from), work.start + work.count):
+            for group, table in enumerate(slot.tables):
+                block = table[position // self.block_size]
+                if block in self._sealed[group]:
+                    self._complain(f"request {slot.new.request_id} writes to the shared block {block}")
+                cell = _cell(slot.tokens[position], position)
+                self._pages[group][block][position % self.block_size] = cell
+
+    def _output(self, slot: _Slot, work: SeqWork) -> SeqOutput:
+        if slot.new.request_id in self.failing:
+            return SeqOutput(error="The request was made to fail.")
+        end = work.start + work.count
+        expected = _read_directly(slot.tokens[:end])
+        read = expected
+        for group, table in enumerate(slot.tables):
+            pages = self._pages[group]
+            read = b"".join([pages[block].tobytes() for block in table[: -(-end // self.block_size)]])[: end * 8]
+            if read != expected:
+                self._complain(f"request {slot.new.request_id} reads wrong pages below position {end}")
+                break
+        if not work.sample:
+            return SeqOutput()
+        token = _draw(read, slot.new, len(slot.tokens) - slot.new.num_prompt)
+        slot.tokens.append(token)
+        logprobs = None if slot.new.params.logprobs is None else (ledger_logprobs(token),)
+        return SeqOutput((token,), logprobs)
+
+
+@dataclass
+class LedgerHandle:
+    """A step in flight; it runs when its result is asked for."""
+
+    ledger: Ledger
+    step_id: int
+
+    def result(self) -> StepResult:
+        return self.ledger.run_until(self.step_id)
+
+
+def make_request(request_id: int, prompt: list[int], max_tokens: int, **fields: object) -> NewRequest:
+    """A request; fields of `SamplingParams` and of `NewRequest` alike."""
+    names = set(SamplingParams.__struct_fields__)
+    params = {name: value for name, value in fields.items() if name in names}
+    rest = {name: value for name, value in fields.items() if name not in names}
+    rest.setdefault("seed", request_id)
+    return NewRequest(
+        request_id=request_id,
+        prompt=prompt,
+        params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]
+    )
