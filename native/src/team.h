@@ -18,8 +18,9 @@ struct Team {
   // (which contains a barrier) before the first take().
   void reset_counter() const;
   int64_t take() const;
-  // The part of [0, n) that belongs to this member, in whole units; equal for every call.
-  void range(int64_t n, int64_t* begin, int64_t* end) const {
+  // The part of [0, n) that belongs to this member, in whole units; equal for every call. Always inlined: a
+  // shared copy compiled for a newer instruction set must not reach older machines.
+  __attribute__((always_inline)) void range(int64_t n, int64_t* begin, int64_t* end) const {
     *begin = n * rank / size;
     *end = n * (rank + 1) / size;
   }

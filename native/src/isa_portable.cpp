@@ -1,0 +1,19 @@
+// Kernels for "portable". System headers come first: below them all is inside an anonymous namespace, so that no
+// function compiled for this instruction set is shared with code that runs on older machines.
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+#define OCTAVO_AMX 0
+
+namespace octavo {
+namespace {
+#include "isa/vec_portable.h"
+#include "kernels/all.inl"
+}  // namespace
+
+const Kernels kKernelsPortable = {"portable",   k_embed,     k_rms_norm, k_linear, k_activate, k_gather,
+                                  k_rope_store, k_attention, k_sample,   k_enter,  k_leave};
+
+}  // namespace octavo

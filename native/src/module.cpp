@@ -1,0 +1,162 @@
+// The Python module: machine, packing, memory and pages. The program is bound in module_program.cpp.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <system_error>
+
+#include "bindings.h"
+#include "cpu.h"
+#include "memory.h"
+
+namespace octavo {
+namespace {
+
+SourceType source_type(const std::string& name) {
+  static const char* const names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_1"};
+  for (int i = 0; i < 5; i++) {
+    if (name == names[i]) return (SourceType)i;
+  }
+  throw std::invalid_argument("unknown source type " + name + "; known are F32, F16, BF16, Q8_0, Q4_1");
+}
+
+bool quantised(SourceType type) { return type == SourceType::kQ8_0 || type == SourceType::kQ4_1; }
+
+size_t row_bytes(const std::string& source, int64_t k) {
+  const SourceType type = source_type(source);
+  check_shape(1, k);
+  if (quantised(type) && k % 32) throw std::invalid_argument("rows of " + source + " are a multiple of 32 long");
+  return source_row_bytes(type, k);
+}
+
+void pack_buffer(const std::string& source, const std::string& kind, int64_t n, int64_t k, nb::object src,
+                 nb::object dst) {
+  const WeightKind to = weight_kind(kind);
+  check_shape(n, k);
+  if (!can_pack(source_type(source), to)) throw std::invalid_argument(source + " cannot be packed as " + kind);
+  const BufferView from(src, false, "src"), into(dst, true, "dst");
+  from.need((int64_t)row_bytes(source, k) * n, "src");
+  into.need((int64_t)packed_bytes(to, n, k), "dst");
+  const nb::gil_scoped_release release;
+  pack(source_type(source), to, n, k, from.data(), into.data());
+}
+
+void unpack_buffer(const std::string& kind, int64_t n, int64_t k, nb::object packed, nb::object dst, bool rounded) {
+  const WeightKind from = weight_kind(kind);
+  check_shape(n, k);
+  const BufferView src(packed, false, "packed"), into(dst, true, "dst");
+  src.need((int64_t)packed_bytes(from, n, k), "packed");
+  into.need(n * k * 4, "dst");
+  const nb::gil_scoped_release release;
+  unpack(from, n, k, src.data(), (float*)into.data(), rounded);
+}
+
+using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
+
+Bytes map_arena(const std::string& path, int64_t offset, int64_t length) {
+  auto* mapping = new Mapping();
+  const nb::capsule owner(mapping, [](void* p) noexcept { delete (Mapping*)p; });
+  {
+    const nb::gil_scoped_release release;
+    *mapping = Mapping::file(path, offset, length);
+  }
+  const size_t shape[1] = {mapping->size()};
+  return Bytes(mapping->data(), 1, shape, owner);
+}
+
+void read_pool(const KVPool& pool, int layer, int block, nb::object key, nb::object value) {
+  const BufferView k(key, true, "key"), v(value, true, "value");
+  const int64_t bytes = (int64_t)pool.block_size * pool.kv_heads * pool.head_dim * 4;
+  k.need(bytes, "key");
+  v.need(bytes, "value");
+  pool.read(layer, block, (float*)k.data(), (float*)v.data());
+}
+
+void translate_os_error(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::system_error& e) {
+    errno = e.code().value();
+    PyErr_SetFromErrnoWithFilename(PyExc_OSError, nullptr);
+    PyErr_SetString(PyExc_OSError, e.what());
+  }
+}
+
+}  // namespace
+
+WeightKind weight_kind(const std::string& name) {
+  for (const WeightKind kind : {WeightKind::kBf16, WeightKind::kQ8_0, WeightKind::kQ4_1, WeightKind::kF32}) {
+    if (name == kind_name(kind)) return kind;
+  }
+  throw std::invalid_argument("unknown weight kind " + name + "; known are bf16, q8_0, q4_1, f32");
+}
+
+const char* kind_name(WeightKind kind) {
+  static const char* const names[] = {"bf16", "q8_0", "q4_1", "f32"};
+  return names[(int)kind];
+}
+
+void check_shape(int64_t n, int64_t k) {
+  constexpr int64_t most = int64_t{1} << 28;
+  if (n < 1 || k < 1 || n > most || k > most) throw std::invalid_argument("n and k must lie between 1 and 2^28");
+}
+
+Weight::Weight(nb::object owner, int64_t offset, const std::string& kind, int64_t n, int64_t k) {
+  ref.packed.kind = weight_kind(kind);
+  check_shape(n, k);
+  ref.packed.n = (int32_t)n;
+  ref.packed.k = (int32_t)k;
+  auto view = std::make_shared<BufferView>(owner, false, "owner");
+  if (offset < 0 || offset % 64) throw std::invalid_argument("offset must be a multiple of 64");
+  view->need(offset + (ref.vector() ? 4 * k : (int64_t)packed_bytes(ref.packed.kind, n, k)), "owner");
+  ref.packed.data = view->data() + offset;
+  ref.owner = std::move(view);
+}
+
+}  // namespace octavo
+
+NB_MODULE(_native, m) {
+  using namespace octavo;
+  using namespace nb::literals;
+  nb::register_exception_translator(translate_os_error);
+  m.def("isas", &usable_isas);
+  m.def("cpu_count", &cpu_count, "prefix"_a = "");
+  m.def("source_row_bytes", &row_bytes, "source"_a, "k"_a);
+  m.def(
+      "packed_bytes",
+      [](const std::string& kind, int64_t n, int64_t k) {
+        check_shape(n, k);
+        return packed_bytes(weight_kind(kind), n, k);
+      },
+      "kind"_a, "n"_a, "k"_a);
+  m.def(
+      "can_pack",
+      [](const std::string& source, const std::string& kind) {
+        return can_pack(source_type(source), weight_kind(kind));
+      },
+      "source"_a, "kind"_a);
+  m.def("pack", &pack_buffer, "source"_a, "kind"_a, "n"_a, "k"_a, "src"_a, "dst"_a);
+  m.def("unpack", &unpack_buffer, "kind"_a, "n"_a, "k"_a, "packed"_a, "dst"_a, "rounded"_a = true);
+  m.def("map_arena", &map_arena, "path"_a, "offset"_a, "length"_a);
+
+  nb::class_<Weight>(m, "Weight")
+      .def(nb::init<nb::object, int64_t, const std::string&, int64_t, int64_t>(), "owner"_a, "offset"_a, "kind"_a,
+           "n"_a, "k"_a)
+      .def_prop_ro("kind", [](const Weight& w) { return kind_name(w.ref.packed.kind); })
+      .def_prop_ro("n", [](const Weight& w) { return w.ref.packed.n; })
+      .def_prop_ro("k", [](const Weight& w) { return w.ref.packed.k; });
+
+  nb::class_<KVPool>(m, "KVPool")
+      .def(nb::init<int, int, int, int, int, bool>(), "num_blocks"_a, "block_size"_a, "layers"_a, "kv_heads"_a,
+           "head_dim"_a, "float32"_a)
+      .def_prop_ro("bytes", &KVPool::bytes)
+      .def_static(
+          "bytes_per_token",
+          [](int layers, int kv_heads, int head_dim, bool f32) {
+            return KVPool::tile_bytes(head_dim, f32) * layers * kv_heads / 32;
+          },
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "float32"_a)
+      .def("read", &read_pool, "layer"_a, "block"_a, "key"_a, "value"_a)
+      .def("fill", &KVPool::fill, "value"_a);
+  bind_program(m);
+}
