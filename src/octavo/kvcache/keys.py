@@ -52,9 +52,14 @@ def root_key(context: KeyContext) -> bytes:
     return _digest(b"".join(parts))
 
 
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of the block that holds `tokens` and follows the block `parent`."""
-    return _digest(_frame(b"parent", parent) + _frame(b"tokens", struct.pack(f"<{len(tokens)}q", *tokens)))
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as bytes, the same on every machine."""
+    return struct.pack(f"<{len(tokens)}q", *tokens)
+
+
+def block_key(parent: bytes, packed: bytes) -> bytes:
+    """The key of the block that holds the packed tokens and follows the block `parent`."""
+    return _digest(_frame(b"parent", parent) + _frame(b"tokens", packed))
 
 
 class KeyChain:
@@ -74,5 +79,5 @@ class KeyChain:
             start = (len(keys) - 1) * size
             block = tokens[start : start + size]
             assert len(block) == size, f"block {len(keys) - 1} is not full: {len(block)} of {size} tokens"
-            keys.append(block_key(keys[-1], block))
+            keys.append(block_key(keys[-1], pack_tokens(block)))
         return keys[index + 1]

@@ -21,18 +21,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.kvcache.block_pool import BlockPool
-from octavo.kvcache.keys import KeyChain, KeyContext, block_key, root_key
+from octavo.kvcache.keys import KeyChain, KeyContext, block_key, pack_tokens, root_key
 
 
 class Entry:
     """One cached block."""
 
-    __slots__ = ("alive", "block", "children", "key", "parent", "tokens")
+    __slots__ = ("alive", "block", "children", "key", "packed", "parent")
 
-    def __init__(self, key: bytes, block: int, tokens: Sequence[int], parent: Parent) -> None:
+    def __init__(self, key: bytes, block: int, packed: bytes, parent: Parent) -> None:
         self.key = key
         self.block = block
-        self.tokens = list(tokens)
+        self.packed = packed
         self.parent = parent
         self.children: dict[bytes, Entry] = {}
         self.alive = True
@@ -116,7 +116,9 @@ class KeyedPrefixCache:
         parent: Parent = chain.context
         for index in range(len(tokens) // size):
             entry = self._entries.get(chain.key(index, tokens))
-            if entry is None or entry.parent != parent or entry.tokens != tokens[index * size : (index + 1) * size]:
+            if entry is None or entry.parent != parent:
+                break
+            if entry.packed != pack_tokens(tokens[index * size : (index + 1) * size]):
                 break
             found.append(entry)
             parent = entry
@@ -130,10 +132,11 @@ class KeyedPrefixCache:
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
         if isinstance(parent, Entry) and not parent.alive:
             return None
+        packed = pack_tokens(tokens)
         known = self._entries.get(key)
         if known is not None:
-            return known if known.parent == parent and known.tokens == tokens else None
-        entry = Entry(key, block, tokens, parent)
+            return known if known.parent == parent and known.packed == packed else None
+        entry = Entry(key, block, packed, parent)
         self._entries[key] = entry
         self._by_block[block] = entry
         if isinstance(parent, Entry):
@@ -173,7 +176,7 @@ class KeyedPrefixCache:
         for key, entry in self._entries.items():
             parent = entry.parent
             above = parent.key if isinstance(parent, Entry) else root_key(parent)
-            assert key == entry.key == block_key(above, entry.tokens), "an entry's key does not name its content"
+            assert key == entry.key == block_key(above, entry.packed), "an entry's key does not name its content"
             assert entry.alive and self._by_block[entry.block] is entry
             if isinstance(parent, Entry):
                 assert self._entries.get(parent.key) is parent and parent.children[key] is entry, (

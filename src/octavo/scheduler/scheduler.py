@@ -11,7 +11,7 @@ What can be switched off is an object of its own: chunking.py, policy.py, and th
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 
 from octavo.config import SchedulerConfig
@@ -79,8 +79,7 @@ class Scheduler:
         error: str | None = None,
     ) -> None:
         """Ends a live request in any state: its final delta, its slot, its blocks. delta: its last tokens."""
-        running = request.status is Status.RUNNING
-        (self.running if running else self.waiting).remove(request)
+        _remove(self.running if request.status is Status.RUNNING else self.waiting, request)
         self._leave(request)
         request.finish()
         del self._live[request.request.request_id]
@@ -169,7 +168,7 @@ class Scheduler:
 
     def _preempt(self, victim: RequestState, draft: Draft) -> None:
         draft.drop(victim)
-        self.running.remove(victim)
+        _remove(self.running, victim)
         self._leave(victim)
         victim.preempt()
         insort(self.waiting, victim, key=_order)
@@ -212,13 +211,13 @@ class Scheduler:
             spare += self.kv.blocks_for(len(head.tokens)) + spare_blocks(head, self.running, self.kv)
         if self.kv.reserve(request.kv, request.tokens, len(request.tokens), spare) is None:
             return False
-        self.waiting.remove(request)
+        _remove(self.waiting, request)
         insort(self.running, request, key=_order)
-        first = request.status is Status.WAITING
         request.admit()
-        if first:
-            self.counters.cached += min(request.num_computed, request.num_prompt)
-            request.computed_once = request.num_computed
+        # Positions computed before a preemption and found again are no hit.
+        found = min(request.num_computed, request.num_prompt) - request.computed_once
+        self.counters.cached += max(0, found)
+        request.computed_once = max(request.computed_once, request.num_computed)
         return True
 
     def _submit(self, draft: Draft) -> StepPlan:
@@ -334,6 +333,12 @@ class Scheduler:
 
 def _order(request: RequestState) -> tuple[int, int]:
     return request.order
+
+
+def _remove(queue: list[RequestState], request: RequestState) -> None:
+    index = bisect_left(queue, request.order, key=_order)
+    assert queue[index] is request
+    del queue[index]
 
 
 def _take_cached(request: RequestState) -> int | None:

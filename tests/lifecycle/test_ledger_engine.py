@@ -1,0 +1,87 @@
+"""The whole engine core on the ledger: whatever techniques are on, every answer is the naive loop's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from octavo.types import FinishReason
+from tests.support.engine import Rig
+from tests.support.traffic import drive, fresh_random, random_requests
+
+TECHNIQUES = list(itertools.product(["continuous", "static"], [True, False], [True, False], [True, False]))
+
+
+@pytest.mark.parametrize("budget", [1, 7, 64])
+@pytest.mark.parametrize(("policy", "chunked", "prefix_cache", "paged"), TECHNIQUES)
+def test_every_combination_of_techniques_gives_the_naive_loops_answers(
+    policy: str, chunked: bool, prefix_cache: bool, paged: bool, budget: int
+) -> None:
+    rng = fresh_random()
+    for _ in range(3):
+        rig = Rig(
+            pool_tokens=rng.choice([192, 256, 384, 640]),
+            max_model_len=192,
+            paged=paged,
+            prefix_cache=prefix_cache,
+            policy=policy,
+            chunked_prefill=chunked,
+            max_num_batched_tokens=budget,
+            max_num_seqs=rng.choice([2, 5, 16]),
+        )
+        drive(rig, rng, random_requests(rng, 10))
+        rig.check_answers()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_steps_in_flight_and_groups_change_nothing(depth: int, groups: int) -> None:
+    rng = fresh_random()
+    for _ in range(12):
+        rig = Rig(
+            pool_tokens=rng.choice([160, 224, 320]),
+            max_model_len=160,
+            depth=depth,
+            groups=groups,
+            max_num_batched_tokens=rng.choice([16, 64, 256]),
+            max_num_seqs=rng.choice([3, 8]),
+        )
+        drive(rig, rng, random_requests(rng, 12))
+        rig.check_answers()
+
+
+def test_tiny_pools_preempt_and_still_give_the_naive_loops_answers() -> None:
+    rng = fresh_random()
+    preemptions = 0
+    for _ in range(15):
+        rig = Rig(pool_tokens=rng.choice([192, 224, 256]), max_model_len=192, max_num_seqs=8, depth=rng.choice([1, 2]))
+        drive(rig, rng, random_requests(rng, 12), aborts=0.005)
+        rig.check_answers()
+        preemptions += rig.stats.preemptions
+    assert preemptions > 15
+
+
+def test_a_request_that_fails_harms_no_other() -> None:
+    rng = fresh_random()
+    for _ in range(10):
+        rig = Rig(pool_tokens=320, max_model_len=192, max_num_seqs=6, max_num_batched_tokens=32)
+        rig.ledger.failing = {1, 4}
+        drive(rig, rng, random_requests(rng, 9), aborts=0)
+        for request_id in (1, 4):
+            final = rig.finals[request_id]
+            resumed = bool(rig.requests[request_id].generated)
+            assert final.finish is FinishReason.ERROR or (resumed and not rig.tokens[request_id])
+        assert all(rig.finals[i].finish is not FinishReason.ERROR for i in (0, 2, 3, 5, 6, 7, 8))
+        rig.check_answers()
+
+
+def test_counters_tell_what_was_computed() -> None:
+    rng = fresh_random()
+    rig = Rig(pool_tokens=640, max_model_len=192, max_num_batched_tokens=64)
+    drive(rig, rng, random_requests(rng, 12), aborts=0)
+    prompts = sum(len(request.prompt) for request in rig.requests.values() if rig.tokens[request.request_id])
+    assert rig.stats.prompt_tokens + rig.stats.cached_prompt_tokens == prompts
+    assert rig.stats.generated_tokens == sum(len(tokens) for tokens in rig.tokens.values())
+    assert rig.stats.steps == len(rig.ledger.plans)
+    assert rig.stats.kv_blocks_free == rig.stats.kv_blocks_total
