@@ -1,0 +1,87 @@
+"""The forward pass on the native back end: one recorded program, replayed every step.
+
+Owns the packed weights, the pages and the program with its threads. Life: recorded once for the configured limits;
+`run` copies a step's inputs into the program's batch and replays it; `close` ends the threads.
+Off switches: `ExecutionConfig.program` (one native call an op, equal bits) and `ExecutionConfig.backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import _native
+
+from ..config import EngineConfig
+from ..models.registry import forward_of
+from ..models.spec import ModelSpec
+from ..ops.base import Drawn
+from ..ops.cpu.ops import CpuOps
+from ..ops.cpu.packing import Arena
+from ..types import KVGroupSpec
+from .inputs import StepInputs
+from .rope import rope_tables
+
+
+class CpuForward:
+    """See `forward.Forward`."""
+
+    new_sample = _native.Sample
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        num_tokens: int,
+        arena: Arena,
+        groups: tuple[KVGroupSpec, ...],
+        num_blocks: tuple[int, ...],
+    ) -> None:
+        """config is resolved; ids below num_tokens may be drawn."""
+        length, execution = config.model.max_model_len, config.execution
+        assert length is not None and execution.isa is not None and execution.threads is not None
+        float32 = config.model.precision == "float32"
+        self.pools = [
+            _native.KVPool(n, config.kv.block_size, len(g.layers), spec.kv_heads, spec.head_dim, float32)
+            for n, g in zip(num_blocks, groups, strict=True)
+        ]
+        cos, sin = rope_tables(spec, length)
+        self.program = _native.Program(
+            execution.isa,
+            execution.threads,
+            config.scheduler.max_num_batched_tokens,
+            config.scheduler.max_num_seqs,
+            length,
+            float32,
+            execution.attention == "naive",
+            self.pools,
+            cos,
+            sin,
+        )
+        places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+        ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])
+        self._logits: int = forward_of(spec.architecture)(ops, spec, num_tokens)
+        self._batch = _native.Batch()
+        self._replay: Callable[[_native.Batch], None] = self.program.run if execution.program else self._run_ops
+
+    def run(self, inputs: StepInputs) -> list[Drawn]:
+        batch = self._batch
+        batch.set_tokens(inputs.tokens)
+        batch.set_sequences(inputs.seqs, inputs.tables)
+        batch.set_logit_rows(inputs.logit_rows)
+        batch.set_samples(inputs.samples)  # type: ignore[arg-type]
+        self._replay(batch)
+        return self.program.results()
+
+    def logits(self, rows: int) -> npt.NDArray[np.float32]:
+        read: npt.NDArray[np.float32] = self.program.read(self._logits, rows)
+        return read
+
+    def close(self) -> None:
+        self.program.close()
+
+    def _run_ops(self, batch: _native.Batch) -> None:
+        for index in range(self.program.num_ops):
+            self.program.run_op(index, batch)

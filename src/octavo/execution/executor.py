@@ -1,0 +1,120 @@
+"""The executor: obeys step plans on one machine, in the calling thread.
+
+Owns the slots and the forward pass. Life: made by `factory.build_executor`, `submit(plan)` once a step, `close()`.
+A request that cannot go on gets an error in its own output; the others of the step never notice.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import EngineConfig
+from ..ops.base import Drawn
+from ..types import ModelInfo, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenLogprobs
+from .forward import Forward
+from .inputs import StepInputs, build_inputs
+from .slots import Slot, Slots
+
+_NOTHING = SeqOutput()
+
+
+class DoneHandle:
+    """A step that is over."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+class LocalExecutor:
+    """See `types.Executor`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: ModelInfo,
+        num_blocks: tuple[int, ...],
+        report: tuple[str, ...],
+        forward: Forward,
+    ) -> None:
+        """config is resolved; report is what to tell the user at start."""
+        self.config = config
+        self.info = info
+        self.num_blocks = num_blocks
+        self.report = report
+        self.forward = forward
+        length = config.model.max_model_len
+        assert length is not None
+        width = -(-(length + 1) // config.kv.block_size)
+        self.slots = Slots(
+            config.scheduler.max_num_seqs,
+            (width,) * len(num_blocks),
+            info.vocab_size,
+            info.eos_token_ids,
+            forward.new_sample,
+        )
+        self._closed = False
+
+    def submit(self, plan: StepPlan) -> DoneHandle:
+        began = time.perf_counter()
+        for slot in plan.released:
+            self.slots.release(slot)
+        for new in plan.new:
+            self.slots.admit(new)
+        outputs = self._run(plan.work) if plan.work else ()
+        return DoneHandle(StepResult(plan.step_id, outputs, time.perf_counter() - began))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.forward.close()
+
+    def prompt_logits(self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.float32]:
+        """Logits at every position of one request, computed in one step of its own.
+
+        For tests and checks: the tokens must fit one step's rows and logit rows. The slot is left released.
+        """
+        self.slots.admit(new)
+        work = SeqWork(new.slot, 0, len(new.tokens), blocks, sample=False)
+        inputs = build_inputs(self.slots, [(work, self.slots.grow(work))])
+        rows = np.arange(len(new.tokens), dtype=np.int32)
+        self.forward.run(StepInputs(inputs.tokens, inputs.seqs, inputs.tables, rows, []))
+        self.slots.release(new.slot)
+        return self.forward.logits(len(rows))
+
+    def _run(self, work: tuple[SeqWork, ...]) -> tuple[SeqOutput, ...]:
+        slots = [self.slots.grow(w) for w in work]
+        works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
+        drawn = iter(self.forward.run(build_inputs(self.slots, works)) if works else ())
+        outputs = []
+        row = 0
+        for w, slot in zip(work, slots, strict=True):
+            if slot.error is not None:
+                outputs.append(SeqOutput(error=slot.error))
+            elif not w.sample:
+                outputs.append(_NOTHING)
+            else:
+                outputs.append(self._output(slot, next(drawn), row))
+                row += 1
+        return tuple(outputs)
+
+    def _output(self, slot: Slot, draw: Drawn, row: int) -> SeqOutput:
+        token = draw[0]
+        if token < 0:
+            slot.error = (
+                "the model's logits for this request are not numbers (NaN); the weights or the input are damaged"
+                if np.isnan(self.forward.logits(row + 1)[row]).any()
+                else "no token may be drawn: logit_bias, min_tokens and the grammar together forbid every one"
+            )
+            return SeqOutput(error=slot.error)
+        slot.append(token)
+        if not slot.wants_logprobs:
+            return SeqOutput((token,))
+        return SeqOutput((token,), (TokenLogprobs(draw[1], draw[2], draw[3]),))

@@ -1,0 +1,58 @@
+"""StepPlan and slots -> the arrays of one step. The order of the plan's work is the batch order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ops.base import SampleRow
+from ..types import SeqWork
+from .slots import Slot, Slots
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step's inputs. Row r is a token; sequence s owns rows [row, row + count)."""
+
+    tokens: I32
+    seqs: I32
+    """[sequences, 4] of (row, count, start, store_from)."""
+    tables: list[I32]
+    """[sequences, blocks] a group."""
+    logit_rows: I32
+    samples: Sequence[SampleRow]
+    """One a logit row; empty where logits alone are wanted."""
+
+
+def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]]) -> StepInputs:
+    """The inputs of `works`, whose slots already hold their blocks."""
+    tokens: list[int] = []
+    seqs: list[tuple[int, int, int, int]] = []
+    logit_rows: list[int] = []
+    samples: list[SampleRow] = []
+    row = 0
+    for work, slot in works:
+        start, count = work.start, work.count
+        end = start + count
+        if count == 1:
+            tokens.append(slot.tokens[start])
+        else:
+            tokens.extend(slot.tokens[start:end])
+        seqs.append((row, count, start, work.store_from))
+        row += count
+        if work.sample:
+            assert end == len(slot.tokens) and slot.sample is not None, (work, len(slot.tokens))
+            slot.sample.position = end
+            logit_rows.append(row - 1)
+            samples.append(slot.sample)
+    assert len(tokens) == row, "work reaches beyond the tokens that are known"
+    indices = [work.slot for work, _ in works]
+    tables = [table[indices, : max(slot.used[group] for _, slot in works)] for group, table in enumerate(slots.tables)]
+    return StepInputs(
+        np.array(tokens, np.int32), np.array(seqs, np.int32), tables, np.array(logit_rows, np.int32), samples
+    )

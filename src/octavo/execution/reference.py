@@ -1,0 +1,69 @@
+"""The forward pass in NumPy. Off switch: `ExecutionConfig.backend = "cpu"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import EngineConfig
+from ..models.registry import forward_of
+from ..models.spec import Checkpoint
+from ..ops.base import Drawn
+from ..ops.numeric import expand_tensor
+from ..ops.reference.ops import Numerics, Pages, ReferenceBatch, ReferenceOps
+from ..ops.reference.sampler import ReferenceSample
+from ..types import KVGroupSpec
+from .inputs import StepInputs
+from .rope import rope_tables
+
+
+class ReferenceForward:
+    """See `forward.Forward`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        groups: tuple[KVGroupSpec, ...],
+        num_blocks: tuple[int, ...],
+        progress: Callable[[str, float | None], None],
+    ) -> None:
+        spec = checkpoint.spec
+        rounded = config.model.precision == "bf16"
+        weights = {}
+        done = 0
+        for tensor in checkpoint.tensors():
+            weights[tensor.name] = expand_tensor(tensor, rounded)
+            done += tensor.data.nbytes
+            progress("loading weights", min(1.0, done / checkpoint.total_bytes))
+        cos, sin = rope_tables(spec, config.model.max_model_len or spec.max_context)
+        pages = [
+            Pages(n, config.kv.block_size, len(g.layers), spec.kv_heads, spec.head_dim)
+            for n, g in zip(num_blocks, groups, strict=True)
+        ]
+        places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+        numerics = Numerics(rounded, config.execution.attention == "naive", cos, sin)
+        self._ops = ReferenceOps(weights, pages, [places[i] for i in range(spec.layers)], numerics)
+        self._model = forward_of(spec.architecture)
+        self._spec = spec
+        self._num_tokens = checkpoint.num_tokens
+
+    def run(self, inputs: StepInputs) -> list[Drawn]:
+        samples: Any = inputs.samples
+        self._ops.begin(ReferenceBatch(inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples))
+        self._model(self._ops, self._spec, self._num_tokens)
+        return self._ops.drawn
+
+    def logits(self, rows: int) -> npt.NDArray[np.float32]:
+        return self._ops.last_logits[:rows]
+
+    def new_sample(
+        self, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, choice: int, num_logprobs: int
+    ) -> ReferenceSample:
+        return ReferenceSample(temperature, top_k, top_p, min_p, seed, choice, num_logprobs)
+
+    def close(self) -> None:
+        """Nothing is held but memory, which goes with the object."""

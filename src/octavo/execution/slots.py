@@ -1,0 +1,155 @@
+"""What a worker remembers of each running request: tokens, block table, how to sample.
+
+A slot is filled by a `NewSlot`, grows with each `SeqWork` and drawn token, and ends when the plan releases it or
+fills it anew. A request whose set-up fails holds its slot with an error, which its next work reports; others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ops.base import SampleRow
+from ..types import NewSlot, SeqWork
+
+SampleFactory = Callable[[float, int, float, float, int, int, int], SampleRow]
+"""(temperature, top_k, top_p, min_p, seed, choice, alternatives or -1) -> a back end's sample."""
+
+_SEED_MASK = (1 << 64) - 1
+MAX_ALTERNATIVES = 32
+"""Log-probabilities of alternatives that a sampler returns at most."""
+
+
+class Slot:
+    """One running request."""
+
+    __slots__ = ("banned", "error", "min_total", "output_counts", "sample", "tokens", "used", "wants_logprobs")
+
+    def __init__(self, tokens: list[int], groups: int) -> None:
+        self.tokens = tokens
+        self.used = [0] * groups
+        """Blocks in the table, a group."""
+        self.sample: SampleRow | None = None
+        self.output_counts: npt.NDArray[np.int32] | None = None
+        self.banned = False
+        self.min_total = 0
+        """While banned: the number of tokens from which on the end may be drawn."""
+        self.wants_logprobs = False
+        self.error: str | None = None
+
+    def append(self, token: int) -> None:
+        """A token was drawn."""
+        self.tokens.append(token)
+        if self.output_counts is not None:
+            self.output_counts[token] += 1
+        if self.banned and len(self.tokens) >= self.min_total:
+            self.banned = False
+            assert self.sample is not None
+            self.sample.set_banned(None)
+
+
+class Slots:
+    """All slots, and their block tables as one array a group, so that a batch's tables are one gather."""
+
+    def __init__(
+        self,
+        max_slots: int,
+        widths: tuple[int, ...],
+        vocab: int,
+        eos_token_ids: tuple[int, ...],
+        new_sample: SampleFactory,
+    ) -> None:
+        """widths: blocks of the longest request, a group. vocab: rows of the embedding."""
+        self.tables = [np.zeros((max_slots, width), np.int32) for width in widths]
+        self._slots: dict[int, Slot] = {}
+        self._vocab = vocab
+        self._eos = eos_token_ids
+        self._new_sample = new_sample
+
+    def __getitem__(self, slot: int) -> Slot:
+        return self._slots[slot]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def release(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def admit(self, new: NewSlot) -> None:
+        slot = Slot(list(new.tokens), len(self.tables))
+        self._slots[new.slot] = slot
+        for group, blocks in enumerate(new.cached_blocks):
+            self._extend(new.slot, slot, group, blocks)
+        try:
+            self._set_up(slot, new)
+        except Exception as error:  # whatever one request's parameters do, the others must not notice
+            slot.error = f"the request cannot be run: {error}"
+
+    def grow(self, work: SeqWork) -> Slot:
+        """Appends the work's blocks."""
+        slot = self._slots[work.slot]
+        for group, blocks in enumerate(work.new_blocks):
+            if blocks:
+                self._extend(work.slot, slot, group, blocks)
+        return slot
+
+    def _extend(self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]) -> None:
+        used = slot.used[group]
+        self.tables[group][index, used : used + len(blocks)] = blocks
+        slot.used[group] = used + len(blocks)
+
+    def _set_up(self, slot: Slot, new: NewSlot) -> None:
+        if not 0 <= min(slot.tokens) <= max(slot.tokens) < self._vocab:
+            wrong = next(t for t in slot.tokens if not 0 <= t < self._vocab)
+            raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._vocab}")
+        params = new.params
+        slot.wants_logprobs = params.logprobs is not None
+        alternatives = -1 if params.logprobs is None else params.logprobs
+        if alternatives > MAX_ALTERNATIVES:
+            raise ValueError(f"logprobs {alternatives} is more than {MAX_ALTERNATIVES}")
+        slot.sample = self._new_sample(
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            new.seed & _SEED_MASK,
+            new.choice,
+            alternatives,
+        )
+        self._set_penalties(slot, new)
+        self._set_bias(slot, new)
+        self._set_banned(slot, new)
+
+    def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
+        params = new.params
+        if params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0:
+            return
+        prompt = self._count(slot.tokens[: new.num_prompt]) if params.repetition_penalty != 1 else None
+        slot.output_counts = self._count(slot.tokens[new.num_prompt :])
+        assert slot.sample is not None
+        slot.sample.set_penalties(
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty, prompt, slot.output_counts
+        )
+
+    def _set_bias(self, slot: Slot, new: NewSlot) -> None:
+        if not new.params.logit_bias:
+            return
+        ids, values = zip(*new.params.logit_bias, strict=True)
+        if not 0 <= min(ids) <= max(ids) < self._vocab:
+            raise ValueError(f"logit_bias names a token id outside the model's vocabulary of {self._vocab}")
+        assert slot.sample is not None
+        slot.sample.set_bias(np.array(ids, np.int32), np.array(values, np.float32))
+
+    def _set_banned(self, slot: Slot, new: NewSlot) -> None:
+        """Ids that would end the request cannot be drawn before `min_tokens`."""
+        ids = set(new.params.stop_token_ids) | (set() if new.params.ignore_eos else set(self._eos))
+        slot.min_total = new.num_prompt + new.params.min_tokens
+        if ids and len(slot.tokens) < slot.min_total:
+            assert slot.sample is not None
+            slot.sample.set_banned(np.array(sorted(i for i in ids if 0 <= i < self._vocab), np.int32))
+            slot.banned = True
+
+    def _count(self, tokens: list[int]) -> npt.NDArray[np.int32]:
+        return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(np.int32)

@@ -1,0 +1,94 @@
+"""The op set as a recorder: each call appends a segment to the native program, once; a value is a buffer's number.
+
+Off switch: `ExecutionConfig.program` runs the recorded ops one native call each; `backend` picks the reference instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from octavo import _native
+
+from ..base import UnsupportedOp
+from .packing import Arena
+
+
+class CpuOps:
+    """See `ops.base.OpSet`."""
+
+    def __init__(self, program: _native.Program, arena: Arena, layer_groups: Sequence[tuple[int, int]]) -> None:
+        """layer_groups: (group, index within the group) of each layer."""
+        self._program = program
+        self._arena = arena
+        self._layers = layer_groups
+
+    def embed(self, weight: str) -> int:
+        return self._program.embed(self._arena.weight(weight))
+
+    def rms_norm(self, x: int, weight: str, eps: float) -> int:
+        return self._program.rms_norm(x, self._arena.weight(weight), eps)
+
+    def linear(
+        self, x: int, weights: Sequence[str], bias: Sequence[str] | None = None, residual: int | None = None
+    ) -> int:
+        joined = None if bias is None else self._arena.vector(bias)
+        return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual)
+
+    def rope_and_store(self, qkv: int, layer: int, q_heads: int) -> int:
+        group, index = self._layers[layer]
+        return self._program.rope_and_store(qkv, group, index, q_heads)
+
+    def attention(
+        self,
+        q: int,
+        layer: int,
+        q_heads: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: str | None = None,
+    ) -> int:
+        if window is not None or softcap is not None or sinks is not None:
+            _unsupported("attention with a window, a soft cap or sinks")
+        group, index = self._layers[layer]
+        return self._program.attention(q, group, index, q_heads, scale)
+
+    def silu_mul(self, x: int) -> int:
+        return self._program.activate(x, "silu")
+
+    def gelu_mul(self, x: int) -> int:
+        return self._program.activate(x, "gelu")
+
+    def gather_rows(self, x: int) -> int:
+        return self._program.gather_rows(x)
+
+    def logits(self, x: int, weight: str) -> int:
+        return self._program.logits(x, self._arena.weight(weight))
+
+    def sample(self, logits: int, vocab: int) -> None:
+        self._program.sample(logits, vocab)
+
+    def layer_written(self, layer: int) -> None:
+        self._program.layer_written(layer)
+
+    def moe(
+        self, x: int, router: str, experts: Sequence[Sequence[str]], top_k: int, renormalise: bool, act: str
+    ) -> int:
+        _unsupported("moe")
+
+    def all_reduce(self, x: int) -> int:
+        return x
+
+    def all_gather(self, x: int) -> int:
+        return x
+
+    def send(self, x: int, rank: int) -> None:
+        _unsupported("send")
+
+    def recv(self, columns: int, rank: int) -> int:
+        _unsupported("recv")
+
+
+def _unsupported(op: str) -> NoReturn:
+    raise UnsupportedOp(f"the cpu back end has no {op}")

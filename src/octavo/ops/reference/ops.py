@@ -1,0 +1,179 @@
+"""The op set on arrays: computes at once, for the batch given to `begin`.
+
+Owns the pages and the last step's draws. Life: made once a model; `begin(batch)`, the model's forward pass, then
+`drawn` and `last_logits`. Off switch: `ExecutionConfig.backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from ..base import Drawn, UnsupportedOp
+from ..numeric import F32, I32, round_bf16
+from . import functions as fn
+from .sampler import ReferenceSample, draw
+
+
+class Pages:
+    """Keys and values of one group: [block, layer, position, KV head, dim], rounded on the bf16 path."""
+
+    def __init__(self, num_blocks: int, block_size: int, layers: int, kv_heads: int, head_dim: int) -> None:
+        self.block_size = block_size
+        shape = (num_blocks, layers, block_size, kv_heads, head_dim)
+        self.key = np.zeros(shape, np.float32)
+        self.value = np.zeros(shape, np.float32)
+
+    def store(self, layer: int, table: I32, positions: I32, key: F32, value: F32) -> None:
+        blocks, offsets = table[positions // self.block_size], positions % self.block_size
+        self.key[blocks, layer, offsets] = key
+        self.value[blocks, layer, offsets] = value
+
+    def load(self, layer: int, table: I32, count: int) -> tuple[F32, F32]:
+        """Positions [0, count) in order."""
+        blocks = table[: -(-count // self.block_size)]
+        key, value = self.key[blocks, layer], self.value[blocks, layer]
+        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(-1, *value.shape[2:])[:count]
+
+
+@dataclass(frozen=True)
+class ReferenceBatch:
+    """One step's inputs, as `_native.Batch` takes them."""
+
+    tokens: I32
+    seqs: I32
+    """[n, 4] of (row, count, start, store_from)."""
+    tables: Sequence[I32]
+    logit_rows: I32
+    samples: Sequence[ReferenceSample]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Constants of every step."""
+
+    rounded: bool
+    naive_attention: bool
+    cos: F32
+    sin: F32
+
+
+class ReferenceOps:
+    """See `ops.base.OpSet`; values are float32 arrays [rows, columns]."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, F32],
+        pages: Sequence[Pages],
+        layer_groups: Sequence[tuple[int, int]],
+        numerics: Numerics,
+    ) -> None:
+        """layer_groups: (group, index within the group) of each layer."""
+        self._weights = weights
+        self._pages = pages
+        self._layers = layer_groups
+        self._numerics = numerics
+        self._batch: ReferenceBatch
+        self.last_logits: F32
+        self.drawn: list[Drawn] = []
+
+    def begin(self, batch: ReferenceBatch) -> None:
+        self._batch = batch
+        self.drawn = []
+
+    def embed(self, weight: str) -> F32:
+        return self._weights[weight][self._batch.tokens]
+
+    def rms_norm(self, x: F32, weight: str, eps: float) -> F32:
+        return fn.rms_norm(x, self._weights[weight], eps, self._numerics.rounded)
+
+    def linear(
+        self, x: F32, weights: Sequence[str], bias: Sequence[str] | None = None, residual: F32 | None = None
+    ) -> F32:
+        parts = [fn.linear(x, self._weights[name]) for name in weights]
+        y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        if bias is not None:
+            y = y + np.concatenate([self._weights[name] for name in bias])
+        return y if residual is None else residual + y
+
+    def rope_and_store(self, qkv: F32, layer: int, q_heads: int) -> F32:
+        group, index = self._layers[layer]
+        pages, numerics = self._pages[group], self._numerics
+        kv_heads, dim = pages.key.shape[3], pages.key.shape[4]
+        heads = qkv.reshape(len(qkv), q_heads + 2 * kv_heads, dim)
+        turned = np.empty_like(heads)
+        for (row, count, start, store_from), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
+            rows = slice(row, row + count)
+            positions = np.arange(start, start + count, dtype=np.int32)
+            both = fn.rope(heads[rows, : q_heads + kv_heads], numerics.cos[positions], numerics.sin[positions])
+            turned[rows] = np.concatenate((both, heads[rows, q_heads + kv_heads :]), axis=1)
+            if numerics.rounded:
+                turned[rows] = round_bf16(turned[rows])
+            stored = positions >= store_from
+            key, value = turned[rows, q_heads : q_heads + kv_heads], turned[rows, q_heads + kv_heads :]
+            pages.store(index, table, positions[stored], key[stored], value[stored])
+        return turned[:, :q_heads]
+
+    def attention(
+        self,
+        q: F32,
+        layer: int,
+        q_heads: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: str | None = None,
+    ) -> F32:
+        if window is not None or softcap is not None or sinks is not None:
+            _unsupported("attention with a window, a soft cap or sinks")
+        group, index = self._layers[layer]
+        attend = fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
+        out = np.empty((len(q), q_heads * q.shape[-1]), np.float32)
+        for (row, count, start, _), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
+            key, value = self._pages[group].load(index, table, start + count)
+            rows = slice(row, row + count)
+            out[rows] = attend(q[rows], key, value, scale, self._numerics.rounded)
+        return out
+
+    def silu_mul(self, x: F32) -> F32:
+        return fn.silu_mul(x, self._numerics.rounded)
+
+    def gelu_mul(self, x: F32) -> F32:
+        return fn.gelu_mul(x, self._numerics.rounded)
+
+    def gather_rows(self, x: F32) -> F32:
+        return x[self._batch.logit_rows]
+
+    def logits(self, x: F32, weight: str) -> F32:
+        self.last_logits = fn.linear(x, self._weights[weight])
+        return self.last_logits
+
+    def sample(self, logits: F32, vocab: int) -> None:
+        self.drawn = [draw(row[:vocab], sample) for row, sample in zip(logits, self._batch.samples, strict=False)]
+
+    def layer_written(self, layer: int) -> None:
+        """Nobody waits: a step here is over before anyone can look."""
+
+    def moe(
+        self, x: F32, router: str, experts: Sequence[Sequence[str]], top_k: int, renormalise: bool, act: str
+    ) -> F32:
+        _unsupported("moe")
+
+    def all_reduce(self, x: F32) -> F32:
+        return x
+
+    def all_gather(self, x: F32) -> F32:
+        return x
+
+    def send(self, x: F32, rank: int) -> None:
+        _unsupported("send")
+
+    def recv(self, columns: int, rank: int) -> F32:
+        _unsupported("recv")
+
+
+def _unsupported(op: str) -> NoReturn:
+    raise UnsupportedOp(f"the reference back end has no {op}")
