@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from ..config import EngineConfig
 from ..ops.base import Drawn
-from ..types import ModelInfo, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenLogprobs
+from ..types import (
+    ModelInfo,
+    NewSlot,
+    SeqOutput,
+    SeqWork,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from .forward import Forward
 from .inputs import StepInputs, build_inputs
 from .slots import Slot, Slots
@@ -69,14 +77,18 @@ class LocalExecutor:
         for new in plan.new:
             self.slots.admit(new)
         outputs = self._run(plan.work) if plan.work else ()
-        return DoneHandle(StepResult(plan.step_id, outputs, time.perf_counter() - began))
+        return DoneHandle(
+            StepResult(plan.step_id, outputs, time.perf_counter() - began)
+        )
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.forward.close()
 
-    def prompt_logits(self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.float32]:
+    def prompt_logits(
+        self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]
+    ) -> npt.NDArray[np.float32]:
         """Logits at every position of one request, computed in one step of its own.
 
         For tests and checks: the tokens must fit one step's rows and logit rows. The slot is left released.
@@ -85,13 +97,17 @@ class LocalExecutor:
         work = SeqWork(new.slot, 0, len(new.tokens), blocks, sample=False)
         inputs = build_inputs(self.slots, [(work, self.slots.grow(work))])
         rows = np.arange(len(new.tokens), dtype=np.int32)
-        self.forward.run(StepInputs(inputs.tokens, inputs.seqs, inputs.tables, rows, []))
+        self.forward.run(
+            StepInputs(inputs.tokens, inputs.seqs, inputs.tables, rows, [])
+        )
         self.slots.release(new.slot)
         return self.forward.logits(len(rows))
 
     def _run(self, work: tuple[SeqWork, ...]) -> tuple[SeqOutput, ...]:
         slots = [self.slots.grow(w) for w in work]
-        works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
+        works = [
+            (w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None
+        ]
         drawn = iter(self.forward.run(build_inputs(self.slots, works)) if works else ())
         outputs = []
         row = 0

@@ -23,7 +23,14 @@ class Forward(Protocol):
         ...
 
     def new_sample(
-        self, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, choice: int, num_logprobs: int
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        choice: int,
+        num_logprobs: int,
     ) -> SampleRow: ...
 
     def close(self) -> None: ...

@@ -46,13 +46,23 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]]) -> StepInp
         seqs.append((row, count, start, work.store_from))
         row += count
         if work.sample:
-            assert end == len(slot.tokens) and slot.sample is not None, (work, len(slot.tokens))
+            assert end == len(slot.tokens) and slot.sample is not None, (
+                work,
+                len(slot.tokens),
+            )
             slot.sample.position = end
             logit_rows.append(row - 1)
             samples.append(slot.sample)
     assert len(tokens) == row, "work reaches beyond the tokens that are known"
     indices = [work.slot for work, _ in works]
-    tables = [table[indices, : max(slot.used[group] for _, slot in works)] for group, table in enumerate(slots.tables)]
+    tables = [
+        table[indices, : max(slot.used[group] for _, slot in works)]
+        for group, table in enumerate(slots.tables)
+    ]
     return StepInputs(
-        np.array(tokens, np.int32), np.array(seqs, np.int32), tables, np.array(logit_rows, np.int32), samples
+        np.array(tokens, np.int32),
+        np.array(seqs, np.int32),
+        tables,
+        np.array(logit_rows, np.int32),
+        samples,
     )

@@ -12,10 +12,18 @@ def available_bytes(root: Path = Path("/")) -> int:
     """Memory this process may still take: what the machine has available, capped by its cgroup's limit."""
     available = _meminfo(root / "proc/meminfo")
     for directory in _cgroup_directories(root):
-        limit = min(_number(directory / "memory.max"), _number(directory / "memory.limit_in_bytes"))
+        limit = min(
+            _number(directory / "memory.max"),
+            _number(directory / "memory.limit_in_bytes"),
+        )
         if limit < _NO_LIMIT:
-            used = min(_number(directory / "memory.current"), _number(directory / "memory.usage_in_bytes"))
-            available = min(available, max(0, limit - (used if used < _NO_LIMIT else 0)))
+            used = min(
+                _number(directory / "memory.current"),
+                _number(directory / "memory.usage_in_bytes"),
+            )
+            available = min(
+                available, max(0, limit - (used if used < _NO_LIMIT else 0))
+            )
     return available
 
 
@@ -47,7 +55,10 @@ def _cgroup_directories(root: Path) -> list[Path]:
         else:
             continue
         directory = mount / name.lstrip("/")
-        found += [directory, *(parent for parent in directory.parents if parent.is_relative_to(mount))]
+        found += [
+            directory,
+            *(parent for parent in directory.parents if parent.is_relative_to(mount)),
+        ]
     return found
 
 

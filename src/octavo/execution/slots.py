@@ -25,7 +25,16 @@ MAX_ALTERNATIVES = 32
 class Slot:
     """One running request."""
 
-    __slots__ = ("banned", "error", "min_total", "output_counts", "sample", "tokens", "used", "wants_logprobs")
+    __slots__ = (
+        "banned",
+        "error",
+        "min_total",
+        "output_counts",
+        "sample",
+        "tokens",
+        "used",
+        "wants_logprobs",
+    )
 
     def __init__(self, tokens: list[int], groups: int) -> None:
         self.tokens = tokens
@@ -84,7 +93,9 @@ class Slots:
             self._extend(new.slot, slot, group, blocks)
         try:
             self._set_up(slot, new)
-        except Exception as error:  # whatever one request's parameters do, the others must not notice
+        except (
+            Exception
+        ) as error:  # whatever one request's parameters do, the others must not notice
             slot.error = f"the request cannot be run: {error}"
 
     def grow(self, work: SeqWork) -> Slot:
@@ -95,7 +106,9 @@ class Slots:
                 self._extend(work.slot, slot, group, blocks)
         return slot
 
-    def _extend(self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]) -> None:
+    def _extend(
+        self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]
+    ) -> None:
         used = slot.used[group]
         self.tables[group][index, used : used + len(blocks)] = blocks
         slot.used[group] = used + len(blocks)
@@ -103,7 +116,9 @@ class Slots:
     def _set_up(self, slot: Slot, new: NewSlot) -> None:
         if not 0 <= min(slot.tokens) <= max(slot.tokens) < self._vocab:
             wrong = next(t for t in slot.tokens if not 0 <= t < self._vocab)
-            raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._vocab}")
+            raise ValueError(
+                f"token id {wrong} is outside the model's vocabulary of {self._vocab}"
+            )
         params = new.params
         slot.wants_logprobs = params.logprobs is not None
         alternatives = -1 if params.logprobs is None else params.logprobs
@@ -124,13 +139,25 @@ class Slots:
 
     def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
         params = new.params
-        if params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0:
+        if (
+            params.repetition_penalty == 1
+            and params.presence_penalty == 0
+            and params.frequency_penalty == 0
+        ):
             return
-        prompt = self._count(slot.tokens[: new.num_prompt]) if params.repetition_penalty != 1 else None
+        prompt = (
+            self._count(slot.tokens[: new.num_prompt])
+            if params.repetition_penalty != 1
+            else None
+        )
         slot.output_counts = self._count(slot.tokens[new.num_prompt :])
         assert slot.sample is not None
         slot.sample.set_penalties(
-            params.repetition_penalty, params.presence_penalty, params.frequency_penalty, prompt, slot.output_counts
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            prompt,
+            slot.output_counts,
         )
 
     def _set_bias(self, slot: Slot, new: NewSlot) -> None:
@@ -138,18 +165,26 @@ class Slots:
             return
         ids, values = zip(*new.params.logit_bias, strict=True)
         if not 0 <= min(ids) <= max(ids) < self._vocab:
-            raise ValueError(f"logit_bias names a token id outside the model's vocabulary of {self._vocab}")
+            raise ValueError(
+                f"logit_bias names a token id outside the model's vocabulary of {self._vocab}"
+            )
         assert slot.sample is not None
         slot.sample.set_bias(np.array(ids, np.int32), np.array(values, np.float32))
 
     def _set_banned(self, slot: Slot, new: NewSlot) -> None:
         """Ids that would end the request cannot be drawn before `min_tokens`."""
-        ids = set(new.params.stop_token_ids) | (set() if new.params.ignore_eos else set(self._eos))
+        ids = set(new.params.stop_token_ids) | (
+            set() if new.params.ignore_eos else set(self._eos)
+        )
         slot.min_total = new.num_prompt + new.params.min_tokens
         if ids and len(slot.tokens) < slot.min_total:
             assert slot.sample is not None
-            slot.sample.set_banned(np.array(sorted(i for i in ids if 0 <= i < self._vocab), np.int32))
+            slot.sample.set_banned(
+                np.array(sorted(i for i in ids if 0 <= i < self._vocab), np.int32)
+            )
             slot.banned = True
 
     def _count(self, tokens: list[int]) -> npt.NDArray[np.int32]:
-        return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(np.int32)
+        return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(
+            np.int32
+        )

@@ -42,7 +42,13 @@ class OpSet(Protocol[V]):
 
     def rms_norm(self, x: V, weight: str, eps: float) -> V: ...
 
-    def linear(self, x: V, weights: Sequence[str], bias: Sequence[str] | None = None, residual: V | None = None) -> V:
+    def linear(
+        self,
+        x: V,
+        weights: Sequence[str],
+        bias: Sequence[str] | None = None,
+        residual: V | None = None,
+    ) -> V:
         """The products with `weights` side by side, plus one bias a weight, plus the residual.
 
         The residual's value is consumed: a back end may write the result over it.
@@ -78,7 +84,15 @@ class OpSet(Protocol[V]):
         """gelu(left half) * right half, tanh form."""
         ...
 
-    def moe(self, x: V, router: str, experts: Sequence[Sequence[str]], top_k: int, renormalise: bool, act: str) -> V:
+    def moe(
+        self,
+        x: V,
+        router: str,
+        experts: Sequence[Sequence[str]],
+        top_k: int,
+        renormalise: bool,
+        act: str,
+    ) -> V:
         """Each row through its top_k of the experts, each (gate, up, down); outputs summed in slot order."""
         ...
 
@@ -116,7 +130,12 @@ class SampleRow(Protocol):
     """Absolute position of the token drawn; set before each step."""
 
     def set_penalties(
-        self, repetition: float, presence: float, frequency: float, prompt_counts: Any, output_counts: Any
+        self,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        prompt_counts: Any,
+        output_counts: Any,
     ) -> None:
         """int32 [vocab] arrays that the caller updates in place; None where unused."""
         ...

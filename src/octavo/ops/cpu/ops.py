@@ -17,7 +17,12 @@ from .packing import Arena
 class CpuOps:
     """See `ops.base.OpSet`."""
 
-    def __init__(self, program: _native.Program, arena: Arena, layer_groups: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        program: _native.Program,
+        arena: Arena,
+        layer_groups: Sequence[tuple[int, int]],
+    ) -> None:
         """layer_groups: (group, index within the group) of each layer."""
         self._program = program
         self._arena = arena
@@ -30,10 +35,16 @@ class CpuOps:
         return self._program.rms_norm(x, self._arena.weight(weight), eps)
 
     def linear(
-        self, x: int, weights: Sequence[str], bias: Sequence[str] | None = None, residual: int | None = None
+        self,
+        x: int,
+        weights: Sequence[str],
+        bias: Sequence[str] | None = None,
+        residual: int | None = None,
     ) -> int:
         joined = None if bias is None else self._arena.vector(bias)
-        return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual)
+        return self._program.linear(
+            x, [self._arena.weight(name) for name in weights], joined, residual
+        )
 
     def rope_and_store(self, qkv: int, layer: int, q_heads: int) -> int:
         group, index = self._layers[layer]
@@ -73,7 +84,13 @@ class CpuOps:
         self._program.layer_written(layer)
 
     def moe(
-        self, x: int, router: str, experts: Sequence[Sequence[str]], top_k: int, renormalise: bool, act: str
+        self,
+        x: int,
+        router: str,
+        experts: Sequence[Sequence[str]],
+        top_k: int,
+        renormalise: bool,
+        act: str,
     ) -> int:
         _unsupported("moe")
 

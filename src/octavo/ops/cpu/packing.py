@@ -37,7 +37,13 @@ Tensors = Callable[[], Iterable[SourceTensor]]
 """Starts one pass over the checkpoint."""
 
 _KINDS = {
-    "bf16": {"Q4_1": "q4_1", "Q8_0": "q8_0", "F16": "bf16", "BF16": "bf16", "F32": "bf16"},
+    "bf16": {
+        "Q4_1": "q4_1",
+        "Q8_0": "q8_0",
+        "F16": "bf16",
+        "BF16": "bf16",
+        "F32": "bf16",
+    },
     "float32": dict.fromkeys(("Q4_1", "Q8_0", "F16", "BF16", "F32"), "f32"),
 }
 
@@ -73,11 +79,15 @@ class ArenaPlan:
         if rounded:
             parts.append(f"{' and '.join(rounded)} weights are rounded to bf16")
         if expanded:
-            parts.append(f"{' and '.join(expanded)} weights keep their bits and are rounded to bf16 inside products")
+            parts.append(
+                f"{' and '.join(expanded)} weights keep their bits and are rounded to bf16 inside products"
+            )
         return "; ".join(parts) or None
 
 
-def plan_arena(sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: str) -> ArenaPlan:
+def plan_arena(
+    sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: str
+) -> ArenaPlan:
     """sources: canonical name -> (type, shape), as `Checkpoint.sources()` gives."""
     entries = {}
     offset = 0
@@ -91,7 +101,9 @@ def plan_arena(sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: st
             size = _native.packed_bytes(kind, n, k)
         entries[name] = Entry(kind, n, k, offset, size)
         offset += -(-size // _ALIGN) * _ALIGN
-    types = tuple(sorted({source for source, shape in sources.values() if len(shape) > 1}))
+    types = tuple(
+        sorted({source for source, shape in sources.values() if len(shape) > 1})
+    )
     return ArenaPlan(entries, offset, precision, types)
 
 
@@ -108,7 +120,9 @@ class Arena:
 
     def weight(self, name: str) -> _native.Weight:
         e = self.plan.entries[name]
-        return _native.Weight(self.buffer, e.offset, "f32" if e.kind == "vector" else e.kind, e.n, e.k)
+        return _native.Weight(
+            self.buffer, e.offset, "f32" if e.kind == "vector" else e.kind, e.n, e.k
+        )
 
     def vector(self, names: Iterable[str]) -> _native.Weight:
         """Vectors joined into one."""
@@ -126,11 +140,19 @@ class Arena:
         return _native.Weight(room[shift:], 0, "f32", 1, joined.size)
 
 
-def open_arena(plan: ArenaPlan, weights_id: str, tensors: Tensors, directory: Path | None, progress: Progress) -> Arena:
+def open_arena(
+    plan: ArenaPlan,
+    weights_id: str,
+    tensors: Tensors,
+    directory: Path | None,
+    progress: Progress,
+) -> Arena:
     """Maps the cached arena, or packs it; `weights_id` is the digest of the checkpoint's content."""
     if directory is None:
         return _pack_in_memory(plan, tensors, progress, None)
-    key = hashlib.sha256(json.dumps([weights_id, LAYOUT_VERSION, plan.precision]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(
+        json.dumps([weights_id, LAYOUT_VERSION, plan.precision]).encode()
+    ).hexdigest()[:32]
     path = directory / f"{key}.arena"
     buffer = _map(path, plan)
     if buffer is not None:
@@ -144,14 +166,18 @@ def open_arena(plan: ArenaPlan, weights_id: str, tensors: Tensors, directory: Pa
             _write(path, plan, tensors, progress)
             buffer = _map(path, plan)
     except OSError as error:
-        return _pack_in_memory(plan, tensors, progress, f"{directory}: {error.strerror or error}")
+        return _pack_in_memory(
+            plan, tensors, progress, f"{directory}: {error.strerror or error}"
+        )
     assert buffer is not None, path
     return Arena(plan, buffer, "packed")
 
 
 def _index(plan: ArenaPlan) -> bytes:
     body = {"layout": LAYOUT_VERSION, "precision": plan.precision, "size": plan.size}
-    body["entries"] = {name: list(asdict(entry).values()) for name, entry in plan.entries.items()}
+    body["entries"] = {
+        name: list(asdict(entry).values()) for name, entry in plan.entries.items()
+    }
     text = json.dumps(body).encode()
     assert len(text) + 8 <= _DATA_OFFSET
     return len(text).to_bytes(8, "little") + text
@@ -200,7 +226,9 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _pack_in_memory(plan: ArenaPlan, tensors: Tensors, progress: Progress, problem: str | None) -> Arena:
+def _pack_in_memory(
+    plan: ArenaPlan, tensors: Tensors, progress: Progress, problem: str | None
+) -> Arena:
     memory = mmap.mmap(-1, max(plan.size, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -209,7 +237,9 @@ def _pack_in_memory(plan: ArenaPlan, tensors: Tensors, progress: Progress, probl
     return Arena(plan, memory, "memory", problem)
 
 
-def _packed(plan: ArenaPlan, tensors: Tensors, progress: Progress) -> Iterable[tuple[Entry, memoryview]]:
+def _packed(
+    plan: ArenaPlan, tensors: Tensors, progress: Progress
+) -> Iterable[tuple[Entry, memoryview]]:
     """Each tensor of the plan, packed; every one is met exactly once."""
     left = set(plan.entries)
     for tensor in tensors():
@@ -217,7 +247,10 @@ def _packed(plan: ArenaPlan, tensors: Tensors, progress: Progress) -> Iterable[t
         if entry is None:
             continue
         if entry.kind == "vector":
-            yield entry, memoryview(expand(tensor.source, tensor.shape, tensor.data)).cast("B")
+            yield (
+                entry,
+                memoryview(expand(tensor.source, tensor.shape, tensor.data)).cast("B"),
+            )
         else:
             room = bytearray(entry.size)
             _native.pack(tensor.source, entry.kind, entry.n, entry.k, tensor.data, room)

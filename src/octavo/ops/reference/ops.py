@@ -21,14 +21,26 @@ from .sampler import ReferenceSample, draw
 class Pages:
     """Keys and values of one group: [block, layer, position, KV head, dim], rounded on the bf16 path."""
 
-    def __init__(self, num_blocks: int, block_size: int, layers: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None:
         self.block_size = block_size
         shape = (num_blocks, layers, block_size, kv_heads, head_dim)
         self.key = np.zeros(shape, np.float32)
         self.value = np.zeros(shape, np.float32)
 
-    def store(self, layer: int, table: I32, positions: I32, key: F32, value: F32) -> None:
-        blocks, offsets = table[positions // self.block_size], positions % self.block_size
+    def store(
+        self, layer: int, table: I32, positions: I32, key: F32, value: F32
+    ) -> None:
+        blocks, offsets = (
+            table[positions // self.block_size],
+            positions % self.block_size,
+        )
         self.key[blocks, layer, offsets] = key
         self.value[blocks, layer, offsets] = value
 
@@ -36,7 +48,9 @@ class Pages:
         """Positions [0, count) in order."""
         blocks = table[: -(-count // self.block_size)]
         key, value = self.key[blocks, layer], self.value[blocks, layer]
-        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(-1, *value.shape[2:])[:count]
+        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(
+            -1, *value.shape[2:]
+        )[:count]
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,11 @@ class ReferenceOps:
         return fn.rms_norm(x, self._weights[weight], eps, self._numerics.rounded)
 
     def linear(
-        self, x: F32, weights: Sequence[str], bias: Sequence[str] | None = None, residual: F32 | None = None
+        self,
+        x: F32,
+        weights: Sequence[str],
+        bias: Sequence[str] | None = None,
+        residual: F32 | None = None,
     ) -> F32:
         parts = [fn.linear(x, self._weights[name]) for name in weights]
         y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
@@ -105,15 +123,26 @@ class ReferenceOps:
         kv_heads, dim = pages.key.shape[3], pages.key.shape[4]
         heads = qkv.reshape(len(qkv), q_heads + 2 * kv_heads, dim)
         turned = np.empty_like(heads)
-        for (row, count, start, store_from), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
+        for (row, count, start, store_from), table in zip(
+            self._batch.seqs, self._batch.tables[group], strict=True
+        ):
             rows = slice(row, row + count)
             positions = np.arange(start, start + count, dtype=np.int32)
-            both = fn.rope(heads[rows, : q_heads + kv_heads], numerics.cos[positions], numerics.sin[positions])
-            turned[rows] = np.concatenate((both, heads[rows, q_heads + kv_heads :]), axis=1)
+            both = fn.rope(
+                heads[rows, : q_heads + kv_heads],
+                numerics.cos[positions],
+                numerics.sin[positions],
+            )
+            turned[rows] = np.concatenate(
+                (both, heads[rows, q_heads + kv_heads :]), axis=1
+            )
             if numerics.rounded:
                 turned[rows] = round_bf16(turned[rows])
             stored = positions >= store_from
-            key, value = turned[rows, q_heads : q_heads + kv_heads], turned[rows, q_heads + kv_heads :]
+            key, value = (
+                turned[rows, q_heads : q_heads + kv_heads],
+                turned[rows, q_heads + kv_heads :],
+            )
             pages.store(index, table, positions[stored], key[stored], value[stored])
         return turned[:, :q_heads]
 
@@ -130,9 +159,13 @@ class ReferenceOps:
         if window is not None or softcap is not None or sinks is not None:
             _unsupported("attention with a window, a soft cap or sinks")
         group, index = self._layers[layer]
-        attend = fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
+        attend = (
+            fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
+        )
         out = np.empty((len(q), q_heads * q.shape[-1]), np.float32)
-        for (row, count, start, _), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
+        for (row, count, start, _), table in zip(
+            self._batch.seqs, self._batch.tables[group], strict=True
+        ):
             key, value = self._pages[group].load(index, table, start + count)
             rows = slice(row, row + count)
             out[rows] = attend(q[rows], key, value, scale, self._numerics.rounded)
@@ -152,13 +185,22 @@ class ReferenceOps:
         return self.last_logits
 
     def sample(self, logits: F32, vocab: int) -> None:
-        self.drawn = [draw(row[:vocab], sample) for row, sample in zip(logits, self._batch.samples, strict=False)]
+        self.drawn = [
+            draw(row[:vocab], sample)
+            for row, sample in zip(logits, self._batch.samples, strict=False)
+        ]
 
     def layer_written(self, layer: int) -> None:
         """Nobody waits: a step here is over before anyone can look."""
 
     def moe(
-        self, x: F32, router: str, experts: Sequence[Sequence[str]], top_k: int, renormalise: bool, act: str
+        self,
+        x: F32,
+        router: str,
+        experts: Sequence[Sequence[str]],
+        top_k: int,
+        renormalise: bool,
+        act: str,
     ) -> F32:
         _unsupported("moe")
 

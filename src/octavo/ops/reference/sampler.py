@@ -17,6 +17,10 @@ from ..numeric import F32
 
 _U32 = np.uint64(0xFFFFFFFF)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_GREEDY_BELOW = 1e-5
+"""Lower temperatures draw the greatest logit."""
+_HOPELESS = -26.0
+"""No token so far below the greatest is ever drawn."""
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
@@ -24,7 +28,14 @@ class ReferenceSample:
     """How to draw one row. See `ops.base.SampleRow`."""
 
     def __init__(
-        self, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, choice: int, num_logprobs: int
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        choice: int,
+        num_logprobs: int,
     ) -> None:
         self.temperature = temperature
         self.top_k = top_k
@@ -40,7 +51,12 @@ class ReferenceSample:
         self.mask: Any | None = None
 
     def set_penalties(
-        self, repetition: float, presence: float, frequency: float, prompt_counts: Any, output_counts: Any
+        self,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        prompt_counts: Any,
+        output_counts: Any,
     ) -> None:
         self.penalties = (repetition, presence, frequency, prompt_counts, output_counts)
 
@@ -78,17 +94,26 @@ def noise(seed: int, position: int, choice: int, vocab: int) -> F32:
     counters[:, 1] = position
     counters[:, 2] = choice
     words = philox(seed, counters).reshape(-1)[:vocab]
-    f = np.minimum((words.astype(np.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))
+    halves = (words.astype(np.float64) + 0.5).astype(np.float32)  # rounded once
+    f = np.minimum(halves * np.float32(2**-32), np.float32(1 - 2**-24))
     return np.log(-np.log1p(-f))
 
 
 def processed(logits: F32, sample: ReferenceSample) -> F32:
-    """The logits after penalties, bias, bans, mask and temperature; -inf cannot be drawn."""
+    """The logits after penalties, bias, bans and mask; -inf cannot be drawn."""
     z = logits.astype(np.float32).copy()
     if sample.penalties is not None:
         repetition, presence, frequency, prompt, output = sample.penalties
-        out = np.zeros(len(z), np.int32) if output is None else np.asarray(output)[: len(z)]
-        seen = out > 0 if prompt is None else (out > 0) | (np.asarray(prompt)[: len(z)] > 0)
+        out = (
+            np.zeros(len(z), np.int32)
+            if output is None
+            else np.asarray(output)[: len(z)]
+        )
+        seen = (
+            out > 0
+            if prompt is None
+            else (out > 0) | (np.asarray(prompt)[: len(z)] > 0)
+        )
         r = np.float32(repetition)
         z = np.where(seen, np.where(z > 0, z / r, z * r), z)
         z = z - np.float32(frequency) * out.astype(np.float32)
@@ -101,41 +126,50 @@ def processed(logits: F32, sample: ReferenceSample) -> F32:
         banned = np.asarray(sample.banned)
         z[banned[banned < len(z)]] = -np.inf
     if sample.mask is not None:
-        bits = np.unpackbits(np.asarray(sample.mask, np.uint32).view(np.uint8), bitorder="little")
+        bits = np.unpackbits(
+            np.asarray(sample.mask, np.uint32).view(np.uint8), bitorder="little"
+        )
         z[bits[: len(z)] == 0] = -np.inf
-    return z if sample.temperature == 0 else z / np.float32(sample.temperature)
+    return z
 
 
 def _truncate(z: F32, sample: ReferenceSample) -> F32:
-    """Top-k, top-p and min-p over z; what is cut becomes -inf."""
+    """Top-k, top-p and min-p over z, whose greatest is 0; what is cut becomes -inf."""
     order = np.lexsort((np.arange(len(z)), -z))
     order = order[: sample.top_k] if sample.top_k else order
-    p = np.exp(z[order] - z[order[0]])
+    p = np.exp(z[order])
     keep = np.ones(len(order), bool)
     if sample.top_p < 1:
         before = np.cumsum(p, dtype=np.float32) - p
         keep &= before < np.float32(sample.top_p) * p.sum(dtype=np.float32)
     if sample.min_p > 0:
         keep &= p >= np.float32(sample.min_p)
+    keep &= z[order] > _HOPELESS
     cut = np.full_like(z, -np.inf)
     cut[order[keep]] = z[order[keep]]
     return cut
 
 
-def _logprobs(logits: F32, token: int, count: int) -> tuple[float, list[int], list[float]]:
+def _logprobs(
+    logits: F32, token: int, count: int
+) -> tuple[float, list[int], list[float]]:
     top = logits.max()
     lse = np.float32(top + np.log(np.exp(logits - top).sum(dtype=np.float32)))
     order = np.lexsort((np.arange(len(logits)), -logits))[:count]
-    return float(logits[token] - lse), [int(i) for i in order], [float(logits[i] - lse) for i in order]
+    return (
+        float(logits[token] - lse),
+        [int(i) for i in order],
+        [float(logits[i] - lse) for i in order],
+    )
 
 
 def draw(logits: F32, sample: ReferenceSample) -> Drawn:
     """One token from one row, or -1 where the row holds a NaN or nothing may be drawn."""
     z = processed(logits, sample)
-    if np.isnan(logits).any() or np.isnan(z).any() or np.isneginf(z).all():
+    if np.isnan(logits).any() or not np.isfinite(z.max()):
         return -1, 0.0, [], []
-    if sample.temperature != 0:
-        z = _truncate(z, sample)
+    if sample.temperature >= _GREEDY_BELOW:
+        z = _truncate((z - z.max()) / np.float32(sample.temperature), sample)
         z = z - noise(sample.seed, sample.position, sample.choice, len(z))
     token = int(np.argmax(z))
     if sample.num_logprobs < 0:
