@@ -66,14 +66,8 @@ def configured(path: Path, **changes: Any) -> EngineConfig:
         execution=ExecutionConfig(),
     )
     for name, value in changes.items():
-        part = next(
-            p
-            for p in ("model", "kv", "scheduler", "execution")
-            if hasattr(getattr(config, p), name)
-        )
-        config = replace(
-            config, **{part: replace(getattr(config, part), **{name: value})}
-        )
+        part = next(p for p in ("model", "kv", "scheduler", "execution") if hasattr(getattr(config, p), name))
+        config = replace(config, **{part: replace(getattr(config, part), **{name: value})})
     return config
 
 
@@ -83,9 +77,7 @@ def build() -> Iterator[Build]:
     made = []
 
     def make(path: Path, **changes: Any) -> LocalExecutor:
-        made.append(
-            build_executor(configured(path, **changes), lambda what, fraction: None)
-        )
+        made.append(build_executor(configured(path, **changes), lambda what, fraction: None))
         return made[-1]
 
     yield make

@@ -17,9 +17,7 @@ MODES = {
     "greedy": GREEDY,
     "plain": SamplingParams(max_tokens=99, logprobs=2),
     "cool": SamplingParams(max_tokens=99, temperature=0.7, top_p=0.9, logprobs=2),
-    "top_k": SamplingParams(
-        max_tokens=99, temperature=1.3, top_k=40, min_p=0.02, logprobs=0
-    ),
+    "top_k": SamplingParams(max_tokens=99, temperature=1.3, top_k=40, min_p=0.02, logprobs=0),
     "penalties": SamplingParams(
         max_tokens=99,
         temperature=0.9,
@@ -48,39 +46,26 @@ def solo(
     return driver.solo(prompt, TOKENS, MODES[mode], seed=rng_seed, chunk=chunk)
 
 
-def test_alone_and_in_a_noisy_batch(
-    model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_alone_and_in_a_noisy_batch(model_path: Path, build: Build, rng: random.Random) -> None:
     driver = Driver(build(model_path), rng)
     cases = [(mode, random_prompt(rng, 1, 90), rng.getrandbits(64)) for mode in MODES]
     alone = [solo(driver, prompt, seed, mode).answer() for mode, prompt, seed in cases]
-    runs = [
-        driver.start(prompt, MODES[mode], seed=seed) for mode, prompt, seed in cases
-    ]
-    noise = [
-        driver.start(
-            random_prompt(rng, 1, 60), MODES["plain"], seed=rng.getrandbits(64)
-        )
-        for _ in range(6)
-    ]
+    runs = [driver.start(prompt, MODES[mode], seed=seed) for mode, prompt, seed in cases]
+    noise = [driver.start(random_prompt(rng, 1, 60), MODES["plain"], seed=rng.getrandbits(64)) for _ in range(6)]
     lengths = [TOKENS] * len(runs) + [rng.randint(1, 12) for _ in noise]
     driver.together(runs + noise, lengths, rng, 200)
     assert [run.answer() for run in runs] == alone
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_whole_and_in_chunks(
-    chunk: int, model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_whole_and_in_chunks(chunk: int, model_path: Path, build: Build, rng: random.Random) -> None:
     driver = Driver(build(model_path), rng)
     prompt = random_prompt(rng, 65, 80)
     whole = solo(driver, prompt, 7, "cool")
     assert solo(driver, prompt, 7, "cool", chunk).answer() == whole.answer()
 
 
-def test_a_context_of_several_partitions_in_chunks(
-    model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_a_context_of_several_partitions_in_chunks(model_path: Path, build: Build, rng: random.Random) -> None:
     driver = Driver(build(model_path, max_num_batched_tokens=640), rng)
     prompt = random_prompt(rng, 520, 600)
     whole = driver.solo(prompt, 3)
@@ -88,9 +73,7 @@ def test_a_context_of_several_partitions_in_chunks(
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65, 96])
-def test_cold_and_on_cached_blocks(
-    length: int, model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_cold_and_on_cached_blocks(length: int, model_path: Path, build: Build, rng: random.Random) -> None:
     """Whole blocks of another request's pages serve this one; a fully cached prompt recomputes without a store."""
     driver = Driver(build(model_path), rng)
     prompt = random_prompt(rng, length, length)
@@ -125,12 +108,8 @@ def test_a_request_that_enters_again_goes_on_as_if_undisturbed(
         assert rest.answer()[1] == whole.answer()[1][cut:]
 
 
-def answers(
-    driver: Driver, cases: list[tuple[str, list[int], int]], tokens: int
-) -> list[object]:
-    runs = [
-        driver.start(prompt, MODES[mode], seed=seed) for mode, prompt, seed in cases
-    ]
+def answers(driver: Driver, cases: list[tuple[str, list[int], int]], tokens: int) -> list[object]:
+    runs = [driver.start(prompt, MODES[mode], seed=seed) for mode, prompt, seed in cases]
     driver.step([(run, run.pending) for run in runs])
     while len(runs[0].out) < tokens:
         driver.step([(run, 1) for run in runs])
@@ -146,9 +125,7 @@ def test_threads_instruction_sets_and_the_program_switch(
     tokens = 3
     if precision == "float32":
         cases, tokens = cases[:2], 2
-    first = answers(
-        Driver(build(model_path, precision=precision, threads=1)), cases, tokens
-    )
+    first = answers(Driver(build(model_path, precision=precision, threads=1)), cases, tokens)
     variants = [{"threads": 2}, {"threads": 3, "program": False}]
     variants += [{"isa": isa, "threads": 2} for isa in _native.isas()[1:]]
     for variant in variants:
@@ -157,25 +134,14 @@ def test_threads_instruction_sets_and_the_program_switch(
         executor.close()
 
 
-def test_block_size_changes_no_bits(
-    model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_block_size_changes_no_bits(model_path: Path, build: Build, rng: random.Random) -> None:
     prompt = random_prompt(rng, 100, 140)
     small = Driver(build(model_path), rng).solo(prompt, 4).answer()
-    assert (
-        Driver(build(model_path, block_size=128), rng).solo(prompt, 4).answer() == small
-    )
-    assert (
-        Driver(build(model_path, paged=False, max_model_len=256), rng)
-        .solo(prompt, 4)
-        .answer()
-        == small
-    )
+    assert Driver(build(model_path, block_size=128), rng).solo(prompt, 4).answer() == small
+    assert Driver(build(model_path, paged=False, max_model_len=256), rng).solo(prompt, 4).answer() == small
 
 
-def test_what_a_page_held_before_is_never_seen(
-    model_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_what_a_page_held_before_is_never_seen(model_path: Path, build: Build, rng: random.Random) -> None:
     executor = build(model_path, size_tokens=256)
     driver = Driver(executor, rng)
     prompt = random_prompt(rng, 20, 70)

@@ -87,9 +87,7 @@ def test_bf16_logits_are_those_of_the_rounded_reference(
         assert_same_choice(expected, got, ROUNDED_TOLERANCE)
 
 
-def test_bf16_logits_are_near_float32(
-    model_path: Path, hf: Any, build: Build, prompts: list[list[int]]
-) -> None:
+def test_bf16_logits_are_near_float32(model_path: Path, hf: Any, build: Build, prompts: list[list[int]]) -> None:
     driver = Driver(build(model_path, max_num_seqs=64))
     for tokens in prompts[:3]:
         expected = hf_logits(hf, tokens)

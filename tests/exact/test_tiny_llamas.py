@@ -1,5 +1,4 @@
-"""Random Llamas of awkward sizes, written by transformers, against transformers: heads of any size, tied and untied heads,
-biases, and each against the other back end."""
+"""Random Llamas of awkward sizes, written by transformers and compared with it: any head size, tied or not, biases."""
 
 from __future__ import annotations
 
@@ -36,9 +35,7 @@ SHAPES = {
     "head 80": Shape(hidden=160, heads=2, kv_heads=1, head_dim=80),
     "head 96": Shape(hidden=192, heads=2, kv_heads=2, head_dim=96, tied=False),
     "head 40": Shape(hidden=120, heads=3, kv_heads=1, head_dim=40),
-    "head 32, hidden 100": Shape(
-        hidden=100, heads=4, kv_heads=2, head_dim=32, tied=False
-    ),
+    "head 32, hidden 100": Shape(hidden=100, heads=4, kv_heads=2, head_dim=32, tied=False),
     "head 64, 9 heads": Shape(hidden=64, heads=9, kv_heads=3, head_dim=64),
     "head 16, biases": Shape(hidden=48, heads=4, kv_heads=2, head_dim=16, bias=True),
 }
@@ -67,9 +64,7 @@ def write(folder: Path, shape: Shape, seed: int) -> Any:
     model = transformers.LlamaForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
-            torch.nn.init.normal_(
-                parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2
-            )
+            torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
     model.save_pretrained(folder, safe_serialization=True)
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = {
@@ -84,9 +79,7 @@ def write(folder: Path, shape: Shape, seed: int) -> Any:
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "w2", "bos_token": "w1"})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "w2", "bos_token": "w1"}))
     return model
 
 
@@ -96,9 +89,7 @@ def expected_logits(model: Any, tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_float32_logits_equal_transformers(
-    name: str, tmp_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path, build: Build, rng: random.Random) -> None:
     model = write(tmp_path, SHAPES[name], rng.getrandbits(31))
     settings = {
         "precision": "float32",
@@ -116,9 +107,7 @@ def test_float32_logits_equal_transformers(
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_bf16_logits_equal_the_rounded_reference(
-    name: str, tmp_path: Path, build: Build, rng: random.Random
-) -> None:
+def test_bf16_logits_equal_the_rounded_reference(name: str, tmp_path: Path, build: Build, rng: random.Random) -> None:
     """Few layers: what differs is the order of sums, which now and then rounds a value the other way."""
     write(tmp_path, SHAPES[name], rng.getrandbits(31))
     cpu = Driver(build(tmp_path, max_num_seqs=64), rng)
@@ -136,12 +125,8 @@ def test_greedy_tokens_are_exact_in_chunks_and_batches(
 ) -> None:
     write(tmp_path, SHAPES[name], rng.getrandbits(31))
     driver = Driver(build(tmp_path, block_size=32), rng)
-    prompts = [
-        [rng.randrange(VOCAB) for _ in range(rng.randint(1, 80))] for _ in range(5)
-    ]
-    alone = [
-        driver.solo(prompt, 10, chunk=rng.randint(1, 90)).answer() for prompt in prompts
-    ]
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 80))] for _ in range(5)]
+    alone = [driver.solo(prompt, 10, chunk=rng.randint(1, 90)).answer() for prompt in prompts]
     runs = [driver.start(prompt) for prompt in prompts]
     driver.together(runs, [10] * len(runs), rng, 100)
     assert [run.answer() for run in runs] == alone

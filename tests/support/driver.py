@@ -180,16 +180,12 @@ class Driver:
                     works.append((run, count))
                     left -= count
             self.step(works)
-            todo = [
-                (run, n) for run, n in todo if len(run.out) < n and run.error is None
-            ]
+            todo = [(run, n) for run, n in todo if len(run.out) < n and run.error is None]
 
     def prompt_logits(self, tokens: Sequence[int]) -> Any:
         """The logits at every position, computed in one step."""
         run = self.start(tokens)
-        blocks = tuple(
-            self._free.pop() for _ in range(-(-len(tokens) // self._block_size))
-        )
+        blocks = tuple(self._free.pop() for _ in range(-(-len(tokens) // self._block_size)))
         new = NewSlot(
             slot=run.slot,
             request_id=0,

@@ -41,11 +41,7 @@ class CpuForward:
     ) -> None:
         """config is resolved; ids below num_tokens may be drawn."""
         length, execution = config.model.max_model_len, config.execution
-        assert (
-            length is not None
-            and execution.isa is not None
-            and execution.threads is not None
-        )
+        assert length is not None and execution.isa is not None and execution.threads is not None
         float32 = config.model.precision == "float32"
         self.pools = [
             _native.KVPool(
@@ -71,17 +67,11 @@ class CpuForward:
             cos,
             sin,
         )
-        places = {
-            layer: (g, i)
-            for g, group in enumerate(groups)
-            for i, layer in enumerate(group.layers)
-        }
+        places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])
         self._logits: int = forward_of(spec.architecture)(ops, spec, num_tokens)
         self._batch = _native.Batch()
-        self._replay: Callable[[_native.Batch], None] = (
-            self.program.run if execution.program else self._run_ops
-        )
+        self._replay: Callable[[_native.Batch], None] = self.program.run if execution.program else self._run_ops
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
         batch = self._batch

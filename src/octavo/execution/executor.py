@@ -64,8 +64,7 @@ class LocalExecutor:
         self.slots = Slots(
             config.scheduler.max_num_seqs,
             (width,) * len(num_blocks),
-            info.vocab_size,
-            info.eos_token_ids,
+            info,
             forward.new_sample,
         )
         self._closed = False
@@ -77,18 +76,14 @@ class LocalExecutor:
         for new in plan.new:
             self.slots.admit(new)
         outputs = self._run(plan.work) if plan.work else ()
-        return DoneHandle(
-            StepResult(plan.step_id, outputs, time.perf_counter() - began)
-        )
+        return DoneHandle(StepResult(plan.step_id, outputs, time.perf_counter() - began))
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.forward.close()
 
-    def prompt_logits(
-        self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]
-    ) -> npt.NDArray[np.float32]:
+    def prompt_logits(self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.float32]:
         """Logits at every position of one request, computed in one step of its own.
 
         For tests and checks: the tokens must fit one step's rows and logit rows. The slot is left released.
@@ -97,17 +92,13 @@ class LocalExecutor:
         work = SeqWork(new.slot, 0, len(new.tokens), blocks, sample=False)
         inputs = build_inputs(self.slots, [(work, self.slots.grow(work))])
         rows = np.arange(len(new.tokens), dtype=np.int32)
-        self.forward.run(
-            StepInputs(inputs.tokens, inputs.seqs, inputs.tables, rows, [])
-        )
+        self.forward.run(StepInputs(inputs.tokens, inputs.seqs, inputs.tables, rows, []))
         self.slots.release(new.slot)
         return self.forward.logits(len(rows))
 
     def _run(self, work: tuple[SeqWork, ...]) -> tuple[SeqOutput, ...]:
         slots = [self.slots.grow(w) for w in work]
-        works = [
-            (w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None
-        ]
+        works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
         drawn = iter(self.forward.run(build_inputs(self.slots, works)) if works else ())
         outputs = []
         row = 0

@@ -53,11 +53,7 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
 
 def kv_groups(spec: ModelSpec, bytes_per_token: int) -> tuple[KVGroupSpec, ...]:
     layers = tuple(range(spec.layers))
-    return (
-        KVGroupSpec(
-            name="full", kind="full", layers=layers, bytes_per_token=bytes_per_token
-        ),
-    )
+    return (KVGroupSpec(name="full", kind="full", layers=layers, bytes_per_token=bytes_per_token),)
 
 
 def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
@@ -68,9 +64,7 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
     )
 
 
-def _load_cpu(
-    config: EngineConfig, checkpoint: Checkpoint, progress: Progress
-) -> Loaded:
+def _load_cpu(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:
     from octavo import _native
 
     from ..ops.cpu.packing import open_arena, plan_arena
@@ -80,12 +74,8 @@ def _load_cpu(
     isas = tuple(_native.isas())
     float32 = config.model.precision == "float32"
     plan = plan_arena(checkpoint.sources(), config.model.precision)
-    per_token = _native.KVPool.bytes_per_token(
-        spec.layers, spec.kv_heads, spec.head_dim, float32
-    )
-    resolved, budget = resolve(
-        config, _facts(spec, per_token, plan.size, _native.cpu_count(), isas)
-    )
+    per_token = _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
+    resolved, budget = resolve(config, _facts(spec, per_token, plan.size, _native.cpu_count(), isas))
     arena = open_arena(
         plan,
         checkpoint.weights_id(),
@@ -95,22 +85,16 @@ def _load_cpu(
     )
     groups = kv_groups(spec, per_token)
     num_blocks = _num_blocks(resolved)
-    forward = CpuForward(
-        resolved, spec, checkpoint.num_tokens, arena, groups, num_blocks
-    )
+    forward = CpuForward(resolved, spec, checkpoint.num_tokens, arena, groups, num_blocks)
     lines = [_kernels_line(resolved)]
     if note := plan.rounding():
         lines.append(f"numbers    {note}")
     if arena.problem:
-        lines.append(
-            f"cache      packed weights are kept in memory alone: {arena.problem}"
-        )
+        lines.append(f"cache      packed weights are kept in memory alone: {arena.problem}")
     return Loaded(resolved, budget, plan.size, num_blocks, forward, tuple(lines))
 
 
-def _load_reference(
-    config: EngineConfig, checkpoint: Checkpoint, progress: Progress
-) -> Loaded:
+def _load_reference(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:
     from .reference import ReferenceForward
 
     spec = checkpoint.spec
@@ -122,9 +106,7 @@ def _load_reference(
         _facts(spec, per_token, weights, machine.cpu_count(), ("numpy",)),
     )
     num_blocks = _num_blocks(resolved)
-    forward = ReferenceForward(
-        resolved, checkpoint, kv_groups(spec, per_token), num_blocks, progress
-    )
+    forward = ReferenceForward(resolved, checkpoint, kv_groups(spec, per_token), num_blocks, progress)
     return Loaded(
         resolved,
         budget,
@@ -135,9 +117,7 @@ def _load_reference(
     )
 
 
-def _facts(
-    spec: ModelSpec, kv_bytes: int, weights_bytes: int, cpus: int, isas: tuple[str, ...]
-) -> Facts:
+def _facts(spec: ModelSpec, kv_bytes: int, weights_bytes: int, cpus: int, isas: tuple[str, ...]) -> Facts:
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     floats = spec.hidden + qkv + 2 * spec.intermediate
     rounded = spec.hidden + 2 * spec.heads * spec.head_dim + spec.intermediate

@@ -55,10 +55,7 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]]) -> StepInp
             samples.append(slot.sample)
     assert len(tokens) == row, "work reaches beyond the tokens that are known"
     indices = [work.slot for work, _ in works]
-    tables = [
-        table[indices, : max(slot.used[group] for _, slot in works)]
-        for group, table in enumerate(slots.tables)
-    ]
+    tables = [table[indices, : max(slot.used[group] for _, slot in works)] for group, table in enumerate(slots.tables)]
     return StepInputs(
         np.array(tokens, np.int32),
         np.array(seqs, np.int32),

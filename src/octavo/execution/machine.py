@@ -21,9 +21,7 @@ def available_bytes(root: Path = Path("/")) -> int:
                 _number(directory / "memory.current"),
                 _number(directory / "memory.usage_in_bytes"),
             )
-            available = min(
-                available, max(0, limit - (used if used < _NO_LIMIT else 0))
-            )
+            available = min(available, max(0, limit - (used if used < _NO_LIMIT else 0)))
     return available
 
 

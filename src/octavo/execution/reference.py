@@ -44,26 +44,16 @@ class ReferenceForward:
             Pages(n, config.kv.block_size, len(g.layers), spec.kv_heads, spec.head_dim)
             for n, g in zip(num_blocks, groups, strict=True)
         ]
-        places = {
-            layer: (g, i)
-            for g, group in enumerate(groups)
-            for i, layer in enumerate(group.layers)
-        }
+        places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         numerics = Numerics(rounded, config.execution.attention == "naive", cos, sin)
-        self._ops = ReferenceOps(
-            weights, pages, [places[i] for i in range(spec.layers)], numerics
-        )
+        self._ops = ReferenceOps(weights, pages, [places[i] for i in range(spec.layers)], numerics)
         self._model = forward_of(spec.architecture)
         self._spec = spec
         self._num_tokens = checkpoint.num_tokens
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
         samples: Any = inputs.samples
-        self._ops.begin(
-            ReferenceBatch(
-                inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples
-            )
-        )
+        self._ops.begin(ReferenceBatch(inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples))
         self._model(self._ops, self._spec, self._num_tokens)
         return self._ops.drawn
 
@@ -80,9 +70,7 @@ class ReferenceForward:
         choice: int,
         num_logprobs: int,
     ) -> ReferenceSample:
-        return ReferenceSample(
-            temperature, top_k, top_p, min_p, seed, choice, num_logprobs
-        )
+        return ReferenceSample(temperature, top_k, top_p, min_p, seed, choice, num_logprobs)
 
     def close(self) -> None:
         """Nothing is held but memory, which goes with the object."""

@@ -6,13 +6,14 @@ fills it anew. A request whose set-up fails holds its slot with an error, which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ops.base import SampleRow
-from ..types import NewSlot, SeqWork
+from ..types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
 SampleFactory = Callable[[float, int, float, float, int, int, int], SampleRow]
 """(temperature, top_k, top_p, min_p, seed, choice, alternatives or -1) -> a back end's sample."""
@@ -66,15 +67,15 @@ class Slots:
         self,
         max_slots: int,
         widths: tuple[int, ...],
-        vocab: int,
-        eos_token_ids: tuple[int, ...],
+        info: ModelInfo,
         new_sample: SampleFactory,
     ) -> None:
-        """widths: blocks of the longest request, a group. vocab: rows of the embedding."""
+        """widths: blocks of the longest request, a group."""
         self.tables = [np.zeros((max_slots, width), np.int32) for width in widths]
         self._slots: dict[int, Slot] = {}
-        self._vocab = vocab
-        self._eos = eos_token_ids
+        self._vocab = info.vocab_size
+        self._drawable = info.num_tokens
+        self._eos = info.eos_token_ids
         self._new_sample = new_sample
 
     def __getitem__(self, slot: int) -> Slot:
@@ -93,9 +94,7 @@ class Slots:
             self._extend(new.slot, slot, group, blocks)
         try:
             self._set_up(slot, new)
-        except (
-            Exception
-        ) as error:  # whatever one request's parameters do, the others must not notice
+        except Exception as error:  # whatever one request's parameters do, the others must not notice
             slot.error = f"the request cannot be run: {error}"
 
     def grow(self, work: SeqWork) -> Slot:
@@ -106,9 +105,7 @@ class Slots:
                 self._extend(work.slot, slot, group, blocks)
         return slot
 
-    def _extend(
-        self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]
-    ) -> None:
+    def _extend(self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]) -> None:
         used = slot.used[group]
         self.tables[group][index, used : used + len(blocks)] = blocks
         slot.used[group] = used + len(blocks)
@@ -116,14 +113,11 @@ class Slots:
     def _set_up(self, slot: Slot, new: NewSlot) -> None:
         if not 0 <= min(slot.tokens) <= max(slot.tokens) < self._vocab:
             wrong = next(t for t in slot.tokens if not 0 <= t < self._vocab)
-            raise ValueError(
-                f"token id {wrong} is outside the model's vocabulary of {self._vocab}"
-            )
+            raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._vocab}")
         params = new.params
+        _check(params)
         slot.wants_logprobs = params.logprobs is not None
         alternatives = -1 if params.logprobs is None else params.logprobs
-        if alternatives > MAX_ALTERNATIVES:
-            raise ValueError(f"logprobs {alternatives} is more than {MAX_ALTERNATIVES}")
         slot.sample = self._new_sample(
             params.temperature,
             params.top_k,
@@ -139,17 +133,9 @@ class Slots:
 
     def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
         params = new.params
-        if (
-            params.repetition_penalty == 1
-            and params.presence_penalty == 0
-            and params.frequency_penalty == 0
-        ):
+        if params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0:
             return
-        prompt = (
-            self._count(slot.tokens[: new.num_prompt])
-            if params.repetition_penalty != 1
-            else None
-        )
+        prompt = self._count(slot.tokens[: new.num_prompt]) if params.repetition_penalty != 1 else None
         slot.output_counts = self._count(slot.tokens[new.num_prompt :])
         assert slot.sample is not None
         slot.sample.set_penalties(
@@ -163,28 +149,39 @@ class Slots:
     def _set_bias(self, slot: Slot, new: NewSlot) -> None:
         if not new.params.logit_bias:
             return
-        ids, values = zip(*new.params.logit_bias, strict=True)
-        if not 0 <= min(ids) <= max(ids) < self._vocab:
-            raise ValueError(
-                f"logit_bias names a token id outside the model's vocabulary of {self._vocab}"
-            )
+        wrong = [token for token, _ in new.params.logit_bias if not 0 <= token < self._vocab]
+        if wrong:
+            raise ValueError(f"logit_bias names token id {wrong[0]}, outside the model's vocabulary of {self._vocab}")
+        # Padding rows of the head are never drawn, whatever their bias.
+        pairs = [pair for pair in new.params.logit_bias if pair[0] < self._drawable]
         assert slot.sample is not None
-        slot.sample.set_bias(np.array(ids, np.int32), np.array(values, np.float32))
+        slot.sample.set_bias(
+            np.array([token for token, _ in pairs], np.int32), np.array([value for _, value in pairs], np.float32)
+        )
 
     def _set_banned(self, slot: Slot, new: NewSlot) -> None:
         """Ids that would end the request cannot be drawn before `min_tokens`."""
-        ids = set(new.params.stop_token_ids) | (
-            set() if new.params.ignore_eos else set(self._eos)
-        )
+        ids = set(new.params.stop_token_ids) | (set() if new.params.ignore_eos else set(self._eos))
         slot.min_total = new.num_prompt + new.params.min_tokens
         if ids and len(slot.tokens) < slot.min_total:
             assert slot.sample is not None
-            slot.sample.set_banned(
-                np.array(sorted(i for i in ids if 0 <= i < self._vocab), np.int32)
-            )
+            slot.sample.set_banned(np.array(sorted(i for i in ids if 0 <= i < self._drawable), np.int32))
             slot.banned = True
 
     def _count(self, tokens: list[int]) -> npt.NDArray[np.int32]:
-        return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(
-            np.int32
-        )
+        return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(np.int32)
+
+
+def _check(params: SamplingParams) -> None:
+    """What a sampler takes. The server has checked it; a back end would fail the whole step."""
+    bounds = {
+        "temperature": (params.temperature, 0.0, math.inf),
+        "top_k": (params.top_k, 0, (1 << 31) - 1),
+        "min_p": (params.min_p, 0.0, 1.0),
+        "top_p": (params.top_p, 0.0, 1.0),
+        "logprobs": (params.logprobs or 0, 0, MAX_ALTERNATIVES),
+        "repetition_penalty": (params.repetition_penalty, 0.0, math.inf),
+    }
+    for name, (value, low, high) in bounds.items():
+        if not (low <= value <= high and value < math.inf) or (value == 0 and name in ("top_p", "repetition_penalty")):
+            raise ValueError(f"{name} {value} is out of range")

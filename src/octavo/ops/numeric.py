@@ -17,9 +17,7 @@ _GROUP = 32
 def round_bf16(x: F32) -> F32:
     """The nearest bfloat16, ties to even, as a float; NaN becomes the quiet NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (
-        bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    ) & np.uint32(0xFFFF0000)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(x), np.uint32(0x7FC00000), rounded).view(np.float32)
 
 
@@ -31,11 +29,7 @@ def expand(source: str, shape: tuple[int, ...], data: memoryview) -> F32:
     if source == "F16":
         return raw.view(np.float16).astype(np.float32).reshape(shape)
     if source == "BF16":
-        return (
-            (raw.view(np.uint16).astype(np.uint32) << 16)
-            .view(np.float32)
-            .reshape(shape)
-        )
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if source == "Q8_0":
         blocks = raw.reshape(-1, 2 + _GROUP)
         scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)

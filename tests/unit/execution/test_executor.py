@@ -1,4 +1,4 @@
-"""The executor on the reference back end and a tiny model: plans are obeyed, and one request's trouble stays its own."""
+"""The executor on a tiny model and both back ends: plans are obeyed, and one request's trouble stays its own."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def config(tmp_path: Path) -> EngineConfig:
 
 
 @pytest.fixture(params=["reference", "cpu"])
-def executor(
-    request: pytest.FixtureRequest, config: EngineConfig
-) -> Iterator[LocalExecutor]:
+def executor(request: pytest.FixtureRequest, config: EngineConfig) -> Iterator[LocalExecutor]:
     made = build_executor(
         replace(config, execution=ExecutionConfig(backend=request.param)),
         lambda what, fraction: None,
@@ -50,9 +48,7 @@ def executor(
     made.close()
 
 
-def new_slot(
-    tokens: list[int], params: SamplingParams = GREEDY, slot: int = 0
-) -> NewSlot:
+def new_slot(tokens: list[int], params: SamplingParams = GREEDY, slot: int = 0) -> NewSlot:
     return NewSlot(
         slot=slot,
         request_id=slot,
@@ -92,34 +88,20 @@ def test_numerics_id_ignores_what_changes_no_bits(config: EngineConfig) -> None:
         executor.close()
         return executor.info.numerics_id
 
-    assert (
-        numerics(threads=1)
-        == numerics(threads=2, program=False)
-        != numerics(attention="naive")
-    )
+    assert numerics(threads=1) == numerics(threads=2, program=False) != numerics(attention="naive")
 
 
 def test_released_slots_end_before_new_ones_begin(executor: LocalExecutor) -> None:
-    first = executor.submit(
-        StepPlan(0, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 3, ((0,),), True),), ())
-    ).result()
-    second = executor.submit(
-        StepPlan(1, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 3, ((1,),), True),), (0,))
-    ).result()
+    first = executor.submit(StepPlan(0, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 3, ((0,),), True),), ())).result()
+    second = executor.submit(StepPlan(1, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 3, ((1,),), True),), (0,))).result()
     assert first.outputs == second.outputs and second.step_id == 1
     assert executor.submit(StepPlan(2, (), (), (0,))).result().outputs == ()
     assert len(executor.slots) == 0
 
 
 def test_a_partial_prompt_yields_nothing(executor: LocalExecutor) -> None:
-    result = executor.submit(
-        StepPlan(0, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 2, ((0,),), False),), ())
-    ).result()
-    assert (
-        result.outputs[0].tokens == ()
-        and result.outputs[0].error is None
-        and result.seconds > 0
-    )
+    result = executor.submit(StepPlan(0, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 2, ((0,),), False),), ())).result()
+    assert result.outputs[0].tokens == () and result.outputs[0].error is None and result.seconds > 0
 
 
 BAD = {
@@ -128,8 +110,10 @@ BAD = {
     "too many alternatives": (
         [5],
         SamplingParams(max_tokens=1, logprobs=1000),
-        "1000 is more than 32",
+        "logprobs 1000 is out of range",
     ),
+    "a temperature that is no number": ([5], SamplingParams(max_tokens=1, temperature=float("nan")), "temperature nan"),
+    "no probability at all": ([5], SamplingParams(max_tokens=1, top_p=0.0), "top_p 0.0 is out of range"),
     "a bias for no token": (
         [5],
         SamplingParams(max_tokens=1, logit_bias=((999, 1.0),)),
@@ -147,18 +131,18 @@ BAD = {
 def test_what_cannot_be_set_up_fails_alone(name: str, executor: LocalExecutor) -> None:
     tokens, params, message = BAD[name]
     driver = Driver(executor)
-    alone = driver.solo([9, 8, 7], 2).answer()
+    alone = driver.solo([9, 8, 7], 2).out
     good, bad = driver.start([9, 8, 7]), driver.start(tokens, params)
     result = driver.step([(bad, len(tokens)), (good, 3)])
     assert message in (result.outputs[0].error or ""), result
     assert driver.step([(good, 1)]).outputs[0].error is None
-    assert good.answer() == alone
+    assert good.out == alone
 
 
 def test_nan_logits_fail_the_rows_that_hold_them(executor: LocalExecutor) -> None:
     """A request whose cached pages are damaged, beside one whose pages are sound."""
     driver = Driver(executor)
-    alone = driver.solo([9, 8, 7], 2).answer()
+    alone = driver.solo([9, 8, 7], 2).out
     victim = driver.start([3] * 40)
     driver.step([(victim, 40)])
     poison(executor, victim.blocks[0])
@@ -166,7 +150,7 @@ def test_nan_logits_fail_the_rows_that_hold_them(executor: LocalExecutor) -> Non
     result = driver.step([(good, 3), (victim, 1)])
     assert "NaN" in (result.outputs[1].error or ""), result
     assert driver.step([(good, 1)]).outputs[0].error is None
-    assert good.answer() == alone
+    assert good.out == alone
 
 
 def poison(executor: LocalExecutor, block: int) -> None:
@@ -178,56 +162,43 @@ def poison(executor: LocalExecutor, block: int) -> None:
 
 
 def test_no_token_allowed_is_an_error_of_that_request(executor: LocalExecutor) -> None:
-    everything = SamplingParams(
-        max_tokens=4, logit_bias=tuple((i, float("-inf")) for i in range(272))
-    )
+    everything = SamplingParams(max_tokens=4, logit_bias=tuple((i, float("-inf")) for i in range(272)))
     driver = Driver(executor)
     good, bad = driver.start([4, 5]), driver.start([4, 5], everything)
     result = driver.step([(good, 2), (bad, 2)])
-    assert result.outputs[0].tokens and "no token may be drawn" in (
-        result.outputs[1].error or ""
-    )
+    assert result.outputs[0].tokens and "no token may be drawn" in (result.outputs[1].error or "")
 
 
 def test_min_tokens_bans_what_would_end_the_request(executor: LocalExecutor) -> None:
-    """The end-of-sequence id and a stop id are made certain by a bias; only ignore_eos lifts the ban from the former."""
+    """A bias makes the end-of-sequence id and a stop id certain; only ignore_eos lifts the ban from the former."""
     bias = ((2, 1000.0), (7, 500.0))
 
     def first(**fields: object) -> int:
-        params = SamplingParams(
-            max_tokens=9, temperature=0.0, logit_bias=bias, **fields
-        )
+        params = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=bias, **fields)
         return Driver(executor).solo([5, 6], 1, params).out[0]
 
     assert first() == 2
     assert first(min_tokens=3) == 7
     assert first(min_tokens=3, stop_token_ids=(7,)) not in (2, 7)
     assert first(min_tokens=3, stop_token_ids=(7,), ignore_eos=True) == 2
-    params = SamplingParams(
-        max_tokens=9, temperature=0.0, logit_bias=bias, min_tokens=3
-    )
+    params = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=bias, min_tokens=3)
     assert Driver(executor).solo([5, 6], 5, params).out == [7, 7, 7, 2, 2]
     assert Driver(executor).solo([5, 6], 3, params, generated=[7, 7]).out == [7, 7, 7]
 
 
 def test_penalties_count_prompt_and_output(executor: LocalExecutor) -> None:
-    bias = ((10, 50.0), (11, 49.0), (12, 48.0))
+    bias = ((10, 5000.0), (11, 4000.0), (12, 3000.0))
 
     def tokens(prompt: list[int], **fields: float) -> list[int]:
-        params = SamplingParams(
-            max_tokens=9, temperature=0.0, logit_bias=bias, **fields
-        )
+        params = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=bias, **fields)
         return Driver(executor).solo(prompt, 4, params).out
 
     assert tokens([5]) == [10, 10, 10, 10]
-    assert tokens([5], presence_penalty=2000.0) == [
-        10,
-        11,
-        12,
-        tokens([5], presence_penalty=2000.0)[3],
-    ]
-    assert tokens([10], presence_penalty=2000.0)[0] == 10
-    assert tokens([5], frequency_penalty=1000.0)[:3] == [10, 11, 12]
+    assert tokens([5], presence_penalty=2500.0) == [10, 11, 12, 10]
+    assert tokens([10], presence_penalty=2500.0)[0] == 10
+    assert tokens([5], frequency_penalty=700.0) == [10, 10, 11, 10]
+    # A tenth of 4000 + x is less than 3000; the bias comes after the penalty, which therefore changes the logit alone.
+    assert tokens([10], repetition_penalty=10.0) == [10, 10, 10, 10]
 
 
 def test_ids_beyond_the_tokeniser_are_never_drawn(executor: LocalExecutor) -> None:
@@ -244,12 +215,8 @@ def test_batches_in_any_order_give_each_its_own_answer(executor: LocalExecutor) 
     print(f"seed {seed}")
     rng = random.Random(seed)
     driver = Driver(executor, rng)
-    params = SamplingParams(
-        max_tokens=99, temperature=1.0, top_p=0.95, presence_penalty=0.4
-    )
-    prompts = [
-        [rng.randrange(272) for _ in range(rng.randint(1, 60))] for _ in range(6)
-    ]
+    params = SamplingParams(max_tokens=99, temperature=1.0, top_p=0.95, presence_penalty=0.4)
+    prompts = [[rng.randrange(272) for _ in range(rng.randint(1, 60))] for _ in range(6)]
     alone = [driver.solo(p, 5, params, seed=i).out for i, p in enumerate(prompts)]
     runs = [driver.start(p, params, seed=i) for i, p in enumerate(prompts)]
     driver.together(runs, [5] * len(runs), rng, 64)

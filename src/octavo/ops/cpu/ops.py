@@ -42,9 +42,7 @@ class CpuOps:
         residual: int | None = None,
     ) -> int:
         joined = None if bias is None else self._arena.vector(bias)
-        return self._program.linear(
-            x, [self._arena.weight(name) for name in weights], joined, residual
-        )
+        return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual)
 
     def rope_and_store(self, qkv: int, layer: int, q_heads: int) -> int:
         group, index = self._layers[layer]

@@ -79,15 +79,11 @@ class ArenaPlan:
         if rounded:
             parts.append(f"{' and '.join(rounded)} weights are rounded to bf16")
         if expanded:
-            parts.append(
-                f"{' and '.join(expanded)} weights keep their bits and are rounded to bf16 inside products"
-            )
+            parts.append(f"{' and '.join(expanded)} weights keep their bits and are rounded to bf16 inside products")
         return "; ".join(parts) or None
 
 
-def plan_arena(
-    sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: str
-) -> ArenaPlan:
+def plan_arena(sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: str) -> ArenaPlan:
     """sources: canonical name -> (type, shape), as `Checkpoint.sources()` gives."""
     entries = {}
     offset = 0
@@ -101,9 +97,7 @@ def plan_arena(
             size = _native.packed_bytes(kind, n, k)
         entries[name] = Entry(kind, n, k, offset, size)
         offset += -(-size // _ALIGN) * _ALIGN
-    types = tuple(
-        sorted({source for source, shape in sources.values() if len(shape) > 1})
-    )
+    types = tuple(sorted({source for source, shape in sources.values() if len(shape) > 1}))
     return ArenaPlan(entries, offset, precision, types)
 
 
@@ -120,9 +114,7 @@ class Arena:
 
     def weight(self, name: str) -> _native.Weight:
         e = self.plan.entries[name]
-        return _native.Weight(
-            self.buffer, e.offset, "f32" if e.kind == "vector" else e.kind, e.n, e.k
-        )
+        return _native.Weight(self.buffer, e.offset, "f32" if e.kind == "vector" else e.kind, e.n, e.k)
 
     def vector(self, names: Iterable[str]) -> _native.Weight:
         """Vectors joined into one."""
@@ -150,9 +142,7 @@ def open_arena(
     """Maps the cached arena, or packs it; `weights_id` is the digest of the checkpoint's content."""
     if directory is None:
         return _pack_in_memory(plan, tensors, progress, None)
-    key = hashlib.sha256(
-        json.dumps([weights_id, LAYOUT_VERSION, plan.precision]).encode()
-    ).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([weights_id, LAYOUT_VERSION, plan.precision]).encode()).hexdigest()[:32]
     path = directory / f"{key}.arena"
     buffer = _map(path, plan)
     if buffer is not None:
@@ -166,18 +156,14 @@ def open_arena(
             _write(path, plan, tensors, progress)
             buffer = _map(path, plan)
     except OSError as error:
-        return _pack_in_memory(
-            plan, tensors, progress, f"{directory}: {error.strerror or error}"
-        )
+        return _pack_in_memory(plan, tensors, progress, f"{directory}: {error.strerror or error}")
     assert buffer is not None, path
     return Arena(plan, buffer, "packed")
 
 
 def _index(plan: ArenaPlan) -> bytes:
     body = {"layout": LAYOUT_VERSION, "precision": plan.precision, "size": plan.size}
-    body["entries"] = {
-        name: list(asdict(entry).values()) for name, entry in plan.entries.items()
-    }
+    body["entries"] = {name: list(asdict(entry).values()) for name, entry in plan.entries.items()}
     text = json.dumps(body).encode()
     assert len(text) + 8 <= _DATA_OFFSET
     return len(text).to_bytes(8, "little") + text
@@ -226,9 +212,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _pack_in_memory(
-    plan: ArenaPlan, tensors: Tensors, progress: Progress, problem: str | None
-) -> Arena:
+def _pack_in_memory(plan: ArenaPlan, tensors: Tensors, progress: Progress, problem: str | None) -> Arena:
     memory = mmap.mmap(-1, max(plan.size, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -237,9 +221,7 @@ def _pack_in_memory(
     return Arena(plan, memory, "memory", problem)
 
 
-def _packed(
-    plan: ArenaPlan, tensors: Tensors, progress: Progress
-) -> Iterable[tuple[Entry, memoryview]]:
+def _packed(plan: ArenaPlan, tensors: Tensors, progress: Progress) -> Iterable[tuple[Entry, memoryview]]:
     """Each tensor of the plan, packed; every one is met exactly once."""
     left = set(plan.entries)
     for tensor in tensors():

@@ -19,15 +19,11 @@ def _keep(x: F32, rounded: bool) -> F32:
 
 
 def rms_norm(x: F32, weight: F32, eps: float, rounded: bool) -> F32:
-    scale = 1 / np.sqrt(
-        np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32) + np.float32(eps)
-    )
+    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32) + np.float32(eps))
     return _keep((x * scale) * weight, rounded)
 
 
-def linear(
-    x: F32, weight: F32, bias: F32 | None = None, residual: F32 | None = None
-) -> F32:
+def linear(x: F32, weight: F32, bias: F32 | None = None, residual: F32 | None = None) -> F32:
     """x times the transpose of weight [out, in]; both are already rounded on the bf16 path."""
     y = x @ weight.T
     if bias is not None:
@@ -61,10 +57,7 @@ def _scores(q: F32, k: F32, scale: float, first: int, start: int) -> F32:
     Row r is position start + r, k's first row is position `first`; what a row may not see is -inf.
     """
     s = np.einsum("rhgd,phd->hrgp", q, k, optimize=True) * np.float32(scale)
-    hidden = (
-        np.arange(first, first + len(k))[None, :]
-        > np.arange(start, start + len(q))[:, None]
-    )
+    hidden = np.arange(first, first + len(k))[None, :] > np.arange(start, start + len(q))[:, None]
     s[:, hidden.nonzero()[0], :, hidden.nonzero()[1]] = -np.inf
     return s
 
@@ -85,9 +78,7 @@ def attention_tiled(q: F32, k: F32, v: F32, scale: float, rounded: bool) -> F32:
             p = np.where(np.isneginf(s), np.float32(0), np.exp(s - new_top[..., None]))
         p = _keep(p, rounded)
         total = total * shrink + p.sum(axis=-1, dtype=np.float32)
-        out = out * shrink[..., None] + np.einsum(
-            "hrgp,phd->hrgd", p, v[first : first + TILE], optimize=True
-        )
+        out = out * shrink[..., None] + np.einsum("hrgp,phd->hrgd", p, v[first : first + TILE], optimize=True)
         top = new_top
     return _keep(
         (out / total[..., None]).transpose(1, 0, 2, 3).reshape(rows, heads * dim),

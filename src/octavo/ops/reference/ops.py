@@ -34,9 +34,7 @@ class Pages:
         self.key = np.zeros(shape, np.float32)
         self.value = np.zeros(shape, np.float32)
 
-    def store(
-        self, layer: int, table: I32, positions: I32, key: F32, value: F32
-    ) -> None:
+    def store(self, layer: int, table: I32, positions: I32, key: F32, value: F32) -> None:
         blocks, offsets = (
             table[positions // self.block_size],
             positions % self.block_size,
@@ -48,9 +46,7 @@ class Pages:
         """Positions [0, count) in order."""
         blocks = table[: -(-count // self.block_size)]
         key, value = self.key[blocks, layer], self.value[blocks, layer]
-        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(
-            -1, *value.shape[2:]
-        )[:count]
+        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(-1, *value.shape[2:])[:count]
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,7 @@ class ReferenceOps:
         kv_heads, dim = pages.key.shape[3], pages.key.shape[4]
         heads = qkv.reshape(len(qkv), q_heads + 2 * kv_heads, dim)
         turned = np.empty_like(heads)
-        for (row, count, start, store_from), table in zip(
-            self._batch.seqs, self._batch.tables[group], strict=True
-        ):
+        for (row, count, start, store_from), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
             rows = slice(row, row + count)
             positions = np.arange(start, start + count, dtype=np.int32)
             both = fn.rope(
@@ -133,9 +127,7 @@ class ReferenceOps:
                 numerics.cos[positions],
                 numerics.sin[positions],
             )
-            turned[rows] = np.concatenate(
-                (both, heads[rows, q_heads + kv_heads :]), axis=1
-            )
+            turned[rows] = np.concatenate((both, heads[rows, q_heads + kv_heads :]), axis=1)
             if numerics.rounded:
                 turned[rows] = round_bf16(turned[rows])
             stored = positions >= store_from
@@ -159,13 +151,9 @@ class ReferenceOps:
         if window is not None or softcap is not None or sinks is not None:
             _unsupported("attention with a window, a soft cap or sinks")
         group, index = self._layers[layer]
-        attend = (
-            fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
-        )
+        attend = fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
         out = np.empty((len(q), q_heads * q.shape[-1]), np.float32)
-        for (row, count, start, _), table in zip(
-            self._batch.seqs, self._batch.tables[group], strict=True
-        ):
+        for (row, count, start, _), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
             key, value = self._pages[group].load(index, table, start + count)
             rows = slice(row, row + count)
             out[rows] = attend(q[rows], key, value, scale, self._numerics.rounded)
@@ -185,10 +173,7 @@ class ReferenceOps:
         return self.last_logits
 
     def sample(self, logits: F32, vocab: int) -> None:
-        self.drawn = [
-            draw(row[:vocab], sample)
-            for row, sample in zip(logits, self._batch.samples, strict=False)
-        ]
+        self.drawn = [draw(row[:vocab], sample) for row, sample in zip(logits, self._batch.samples, strict=False)]
 
     def layer_written(self, layer: int) -> None:
         """Nobody waits: a step here is over before anyone can look."""

@@ -1,7 +1,7 @@
 """The sampler of the contract in NumPy: the same draw as the native one, given the same logits.
 
-Order: penalties, bias, banned ids and mask, temperature, top-k, top-p, min-p; ties go to the lowest id; then the greatest
-z - log E wins, E exponential noise keyed by (seed, position, choice, token id). A sum within float rounding of
+Order: penalties, bias, banned ids and mask, temperature, top-k, top-p, min-p; ties go to the lowest id; then the
+greatest z - log E wins, E exponential noise keyed by (seed, position, choice, token id). A sum within float rounding of
 a top-p boundary, or two scores as near, may fall the other way than in the native sampler.
 """
 
@@ -37,13 +37,13 @@ class ReferenceSample:
         choice: int,
         num_logprobs: int,
     ) -> None:
-        self.temperature = temperature
-        self.top_k = top_k
-        self.top_p = top_p
-        self.min_p = min_p
-        self.seed = seed
-        self.choice = choice
-        self.num_logprobs = num_logprobs
+        self.temperature = float(temperature)
+        self.top_k = int(top_k)
+        self.top_p = float(top_p)
+        self.min_p = float(min_p)
+        self.seed = int(seed)
+        self.choice = int(choice)
+        self.num_logprobs = int(num_logprobs)
         self.position = 0
         self.penalties: tuple[float, float, float, Any, Any] | None = None
         self.bias: tuple[Any, Any] | None = None
@@ -104,16 +104,8 @@ def processed(logits: F32, sample: ReferenceSample) -> F32:
     z = logits.astype(np.float32).copy()
     if sample.penalties is not None:
         repetition, presence, frequency, prompt, output = sample.penalties
-        out = (
-            np.zeros(len(z), np.int32)
-            if output is None
-            else np.asarray(output)[: len(z)]
-        )
-        seen = (
-            out > 0
-            if prompt is None
-            else (out > 0) | (np.asarray(prompt)[: len(z)] > 0)
-        )
+        out = np.zeros(len(z), np.int32) if output is None else np.asarray(output)[: len(z)]
+        seen = out > 0 if prompt is None else (out > 0) | (np.asarray(prompt)[: len(z)] > 0)
         r = np.float32(repetition)
         z = np.where(seen, np.where(z > 0, z / r, z * r), z)
         z = z - np.float32(frequency) * out.astype(np.float32)
@@ -126,9 +118,7 @@ def processed(logits: F32, sample: ReferenceSample) -> F32:
         banned = np.asarray(sample.banned)
         z[banned[banned < len(z)]] = -np.inf
     if sample.mask is not None:
-        bits = np.unpackbits(
-            np.asarray(sample.mask, np.uint32).view(np.uint8), bitorder="little"
-        )
+        bits = np.unpackbits(np.asarray(sample.mask, np.uint32).view(np.uint8), bitorder="little")
         z[bits[: len(z)] == 0] = -np.inf
     return z
 
@@ -150,9 +140,7 @@ def _truncate(z: F32, sample: ReferenceSample) -> F32:
     return cut
 
 
-def _logprobs(
-    logits: F32, token: int, count: int
-) -> tuple[float, list[int], list[float]]:
+def _logprobs(logits: F32, token: int, count: int) -> tuple[float, list[int], list[float]]:
     top = logits.max()
     lse = np.float32(top + np.log(np.exp(logits - top).sum(dtype=np.float32)))
     order = np.lexsort((np.arange(len(logits)), -logits))[:count]
