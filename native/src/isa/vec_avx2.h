@@ -82,6 +82,18 @@ OCT_INLINE I16 as_i(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si2
 OCT_INLINE F16 i_to_f(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 // Float to signed 32-bit integers, nearest even.
 OCT_INLINE I16 f_to_i(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+// Unsigned 32 x 32 -> 64 bits: the high and the low half of each lane's product.
+OCT_INLINE __m256i oct_mul_hi_lo(__m256i x, __m256i y, __m256i* lo) {
+  const __m256i even = _mm256_mul_epu32(x, y), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), y);
+  *lo = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+  return _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+OCT_INLINE void u_mul_wide(I16 x, uint32_t y, I16& hi, I16& lo) {
+  const __m256i m = _mm256_set1_epi32((int32_t)y);
+  I16 l;
+  hi = {oct_mul_hi_lo(x.a, m, &l.a), oct_mul_hi_lo(x.b, m, &l.b)};
+  lo = l;
+}
 OCT_INLINE F16 f_sqrt(F16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 
 // The fixed tree of the contract: lane i + lane i+8, then +4, +2, +1.

@@ -55,6 +55,12 @@ OCT_INLINE F16 as_f(I16 x) { return {_mm512_castsi512_ps(x.v)}; }
 OCT_INLINE I16 as_i(F16 x) { return {_mm512_castps_si512(x.v)}; }
 OCT_INLINE F16 i_to_f(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 OCT_INLINE I16 f_to_i(F16 x) { return {_mm512_cvtps_epi32(x.v)}; }
+OCT_INLINE void u_mul_wide(I16 x, uint32_t y, I16& hi, I16& lo) {
+  const __m512i m = _mm512_set1_epi32((int32_t)y);
+  const __m512i even = _mm512_mul_epu32(x.v, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(x.v, 32), m);
+  lo = {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
+  hi = {_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd)};
+}
 OCT_INLINE F16 f_sqrt(F16 x) { return {_mm512_sqrt_ps(x.v)}; }
 
 OCT_INLINE float f_sum(F16 x) {

@@ -83,6 +83,16 @@ OCT_INLINE I16 f_to_i(F16 x) {
   for (int i = 0; i < 16; i++) r.v[i] = (int32_t)__builtin_lrintf(x.v[i]);
   return r;
 }
+OCT_INLINE void u_mul_wide(I16 x, uint32_t y, I16& hi, I16& lo) {
+  I16 h, l;
+  for (int i = 0; i < 16; i++) {
+    const uint64_t p = (uint64_t)(uint32_t)x.v[i] * y;
+    h.v[i] = (int32_t)(p >> 32);
+    l.v[i] = (int32_t)p;
+  }
+  hi = h;
+  lo = l;
+}
 OCT_INLINE F16 f_sqrt(F16 x) {
   F16 r;
   for (int i = 0; i < 16; i++) r.v[i] = __builtin_sqrtf(x.v[i]);

@@ -1,0 +1,13 @@
+// The attention op. Needs math.inl before it, and ../attention_layout.h at file scope.
+#pragma once
+
+#include "attention_dot.inl"
+#include "attention_tiled.inl"
+#include "attention_naive.inl"
+
+static void k_attention(const AttentionArgs& p, const Team& team) {
+  if (p.naive)
+    an_naive(p, team);
+  else
+    at_tiled(p, team);
+}

@@ -1,0 +1,313 @@
+// Attention over pages, online softmax (docs/numerics.md: tiled). Included by attention.inl.
+//
+// A work unit is a block of rows of one sequence for one KV head: its rows x (query heads of that KV head) share each
+// pass over a tile. Where there are few units and long contexts, a unit is one partition of that; what partitions gave
+// is then kept in slots of shared scratch and merged in order after a barrier. How work is divided changes no bit.
+
+struct AtShape {
+  int group;   // query heads of one KV head
+  int dq, dv;  // strides of a row of q and of o, floats
+  int block;   // rows of a sequence in one unit
+  int rows;    // query rows in one unit, at most
+  int k_bytes; // where V begins in a tile
+  int slot;    // floats of a partition slot: m, l, padding to 16, then o
+};
+
+// A thread's own scratch; arrays are indexed by query row = row * group + head.
+struct AtOwn {
+  float *q, *s, *o, *l, *m, *m_new, *a, *merged_o, *merged_m, *merged_l;
+};
+
+struct AtUnit {
+  const SeqRun* seq;
+  int row, count;  // rows of the sequence
+  int head;        // KV head
+  int part;        // the partition, or -1 for all
+  float* slots;    // of the sequence, where part >= 0
+  int parts;       // slots a query row
+};
+
+static AtShape at_shape(const AttentionArgs& p) {
+  AtShape s;
+  const int d = p.kv.head_dim;
+  s.group = p.q_heads / p.kv.kv_heads;
+  s.dq = p.kv.f32 ? d : (d + 31) / 32 * 32;
+  s.dv = p.kv.f32 ? d : (d + 15) / 16 * 16;
+  s.block = s.group >= OCT_ATTN_ROWS ? 1 : OCT_ATTN_ROWS / s.group;
+  s.rows = s.block * s.group;
+  s.k_bytes = p.kv.f32 ? 32 * d * 4 : 32 * s.dq * 2;
+  s.slot = 16 + (s.dv + 15) / 16 * 16;
+  return s;
+}
+
+static size_t at_own_floats(const AtShape& s) {
+  const size_t rows = (size_t)(s.rows + 15) / 16 * 16;
+  return (rows * (size_t)(s.dq + 2 * s.dv + 32 + 16 + 5) + 63) / 16 * 16;
+}
+
+static AtOwn at_own(const AtShape& s, float* base) {
+  const size_t rows = (size_t)(s.rows + 15) / 16 * 16;
+  AtOwn w;
+  w.s = base;
+  w.l = w.s + rows * 32;
+  w.m = w.l + rows * 16;
+  w.m_new = w.m + rows;
+  w.a = w.m_new + rows;
+  w.merged_m = w.a + rows;
+  w.merged_l = w.merged_m + rows;
+  w.q = w.merged_l + rows;
+  w.o = w.q + rows * s.dq;
+  w.merged_o = w.o + rows * s.dv;
+  return w;
+}
+
+OCT_INLINE int at_first_seen(const AttentionArgs& p, int position) {
+  return p.window > 0 && position >= p.window ? position - p.window + 1 : 0;
+}
+
+OCT_INLINE const uint8_t* at_tile(const KVLayer& kv, const SeqRun* seq, int head, int tile) {
+  const int tiles = kv.block_size / 32;
+  return kv.base + seq->block_table[tile / tiles] * kv.block_stride + head * kv.head_stride +
+         tile % tiles * kv.tile_stride;
+}
+
+// tanh from exp: t = exp(-2 |x|), (1 - t) / (1 + t) with the sign of x.
+OCT_INLINE F16 v_tanh(F16 x) {
+  const I16 sign = i_set((int32_t)0x80000000);
+  const F16 mag = as_f(i_and(as_i(x), i_set(0x7fffffff)));
+  const F16 t = v_exp(f_mul(mag, f_set(-2.0f)));
+  const F16 y = f_div(f_sub(f_set(1.0f), t), f_add(f_set(1.0f), t));
+  return as_f(i_or(as_i(y), i_and(as_i(x), sign)));
+}
+
+OCT_INLINE F16 at_cap(F16 s, float cap) { return f_mul(f_set(cap), v_tanh(f_div(s, f_set(cap)))); }
+
+// Row r's scores in a tile: soft cap, then -inf where it does not see the position.
+static void at_mask(const AttentionArgs& p, float* s, int tile_start, int position) {
+  F16 x[2] = {f_load(s), f_load(s + 16)};
+  const F16 none = as_f(i_set((int32_t)0xff800000));
+  const int first = at_first_seen(p, position) - tile_start, last = position - tile_start;
+  for (int h = 0; h < 2; h++) {
+    if (p.softcap > 0) x[h] = at_cap(x[h], p.softcap);
+    const I16 j = i_add(i_lanes(), i_set(16 * h));
+    x[h] = f_select(i_gt(j, i_set(last)), none, x[h]);
+    x[h] = f_select(i_gt(i_set(first), j), none, x[h]);
+    f_store(s + 16 * h, x[h]);
+  }
+}
+
+// Softmax of rows [0, n) over one tile: scores become probabilities, m, l and the factor a are brought up to date.
+static void at_softmax(const AttentionArgs& p, const AtOwn& w, int at, int n) {
+  const F16 none = as_f(i_set((int32_t)0xff800000));
+  for (int r = at; r < at + n; r++) {
+    const float m = f_hmax(f_max(f_load(w.s + r * 32), f_load(w.s + r * 32 + 16)));
+    w.m_new[r] = w.m[r] > m ? w.m[r] : m;
+  }
+  for (int r = at; r < at + n; r += 16) {  // arrays have room for whole vectors; lanes beyond are never used
+    const F16 m = f_load_n(w.m + r, at + n - r, 0.0f), next = f_load_n(w.m_new + r, at + n - r, 0.0f);
+    const F16 a = f_select(f_eq(m, none), f_zero(), v_exp(f_sub(m, next)));
+    f_store_n(w.a + r, a, at + n - r);
+  }
+  for (int r = at; r < at + n; r++) {
+    const F16 m = f_set(w.m_new[r]);
+    F16 p0 = v_exp(f_sub(f_load(w.s + r * 32), m)), p1 = v_exp(f_sub(f_load(w.s + r * 32 + 16), m));
+    if (!p.kv.f32) {
+      p0 = bf16_round_finite(p0);
+      p1 = bf16_round_finite(p1);
+    }
+    f_store(w.s + r * 32, p0);
+    f_store(w.s + r * 32 + 16, p1);
+    f_store(w.l + r * 16, f_fma(f_load(w.l + r * 16), f_set(w.a[r]), f_add(p0, p1)));
+    w.m[r] = w.m_new[r];
+  }
+}
+
+static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, float* q) {
+  for (int r = 0; r < u.count; r++) {
+    const size_t row = (size_t)(u.seq->row + u.row + r) * p.ld_q;
+    for (int g = 0; g < sh.group; g++, q += sh.dq) {
+      const size_t at = row + (size_t)(u.head * sh.group + g) * sh.dq;
+      for (int d = 0; d < sh.dq; d += 16) {
+        const int n = sh.dq - d;
+        f_store_n(q + d, p.kv.f32 ? f_load_n((const float*)p.q + at + d, n, 0.0f) : bf16_load((const uint16_t*)p.q + at + d), n);
+      }
+    }
+  }
+}
+
+// One partition of a unit's rows, from scratch.
+static void at_partition(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
+  const int n = u.count * sh.group, start = u.seq->start + u.row, last = start + u.count - 1;
+  for (int r = 0; r < n; r++) {
+    w.m[r] = -__builtin_inff();
+    f_store(w.l + r * 16, f_zero());
+  }
+  for (int i = 0; i < n * sh.dv; i += 16) f_store_n(w.o + i, f_zero(), n * sh.dv - i);
+  int from = part * OCT_ATTN_PARTITION, to = from + OCT_ATTN_PARTITION - 1;
+  const int seen = at_first_seen(p, start);
+  from = from > seen ? from : seen;
+  to = to < last ? to : last;
+  for (int t = from / 32; t <= to / 32; t++) {
+    // Rows that see a position of this tile: those at or after its start whose window reaches its end.
+    int lo = t * 32 > start ? t * 32 - start : 0, hi = u.count;
+    while (lo < hi && at_first_seen(p, start + hi - 1) > t * 32 + 31) hi--;
+    if (lo >= hi) continue;
+    const uint8_t* tile = at_tile(p.kv, u.seq, u.head, t);
+    const int at = lo * sh.group, rows = (hi - lo) * sh.group;
+    at_scores_rows<OCT_ATTN_R>(p.kv.f32, rows, w.q + at * sh.dq, sh.dq, tile, p.scale, w.s + at * 32);
+    for (int r = lo; r < hi; r++) {
+      const int position = start + r;
+      if (position >= t * 32 + 31 && at_first_seen(p, position) <= t * 32 && p.softcap <= 0) continue;
+      for (int g = 0; g < sh.group; g++) at_mask(p, w.s + (r * sh.group + g) * 32, t * 32, position);
+    }
+    at_softmax(p, w, at, rows);
+    at_values_rows<OCT_ATTN_R>(p.kv.f32, rows, w.s + at * 32, w.a + at, tile + sh.k_bytes, sh.dv, w.o + at * sh.dv);
+  }
+}
+
+// (M, L, O) takes in the next partition (m, l, o).
+static void at_merge(float* big_m, float* big_l, float* big_o, float m, float l, const float* o, int dv, bool first) {
+  if (first) {
+    *big_m = m;
+    *big_l = l;
+    for (int d = 0; d < dv; d += 16) f_store_n(big_o + d, f_load_n(o + d, dv - d, 0.0f), dv - d);
+    return;
+  }
+  const float next = *big_m > m ? *big_m : m;
+  const F16 old_f = f_set(s_exp(*big_m - next)), new_f = f_set(s_exp(m - next));
+  for (int d = 0; d < dv; d += 16) {
+    const F16 old = f_mul(f_load_n(big_o + d, dv - d, 0.0f), old_f);
+    f_store_n(big_o + d, f_fma(f_load_n(o + d, dv - d, 0.0f), new_f, old), dv - d);
+  }
+  float t[16];
+  f_store(t, f_fma(f_set(l), new_f, f_mul(f_set(*big_l), old_f)));
+  *big_l = t[0];
+  *big_m = next;
+}
+
+static void at_write(const AttentionArgs& p, int row, int head, float m, float l, const float* o) {
+  const int d = p.kv.head_dim;
+  float t[16];
+  if (p.sinks) {
+    f_store(t, f_add(f_set(l), v_exp(f_sub(f_set(p.sinks[head]), f_set(m)))));
+    l = t[0];
+  }
+  const size_t at = (size_t)row * p.ld_dst + (size_t)head * d;
+  for (int i = 0; i < d; i += 16) {
+    const F16 y = f_div(f_load_n(o + i, d - i, 0.0f), f_set(l));
+    if (p.kv.f32)
+      f_store_n((float*)p.dst + at + i, y, d - i);
+    else
+      bf16_store_n((uint16_t*)p.dst + at + i, y, d - i);
+  }
+}
+
+// A partition's end: its rows are merged into the thread's own state, or kept in slots.
+static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
+  for (int r = 0; r < u.count; r++) {
+    const int position = u.seq->start + u.row + r;
+    const int first = at_first_seen(p, position) / OCT_ATTN_PARTITION;
+    if (part < first || part > position / OCT_ATTN_PARTITION) continue;
+    for (int g = 0; g < sh.group; g++) {
+      const int i = r * sh.group + g;
+      const float l = f_sum(f_load(w.l + i * 16));
+      if (u.part < 0) {
+        at_merge(w.merged_m + i, w.merged_l + i, w.merged_o + i * sh.dv, w.m[i], l, w.o + i * sh.dv, sh.dv, part == first);
+        continue;
+      }
+      const size_t query = (size_t)(u.row + r) * p.q_heads + u.head * sh.group + g;
+      float* slot = u.slots + (query * u.parts + part) * sh.slot;
+      slot[0] = w.m[i];
+      slot[1] = l;
+      for (int d = 0; d < sh.dv; d++) slot[16 + d] = w.o[i * sh.dv + d];
+    }
+  }
+}
+
+static void at_run(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w) {
+  const int start = u.seq->start + u.row, last = start + u.count - 1;
+  const int first = at_first_seen(p, start) / OCT_ATTN_PARTITION, end = last / OCT_ATTN_PARTITION;
+  if (u.part >= 0 && (u.part < first || u.part > end)) return;
+  at_load_q(p, sh, u, w.q);
+  for (int part = u.part < 0 ? first : u.part; part <= (u.part < 0 ? end : u.part); part++) {
+    at_partition(p, sh, u, w, part);
+    at_finish(p, sh, u, w, part);
+  }
+  if (u.part >= 0) return;
+  for (int r = 0; r < u.count; r++)
+    for (int g = 0; g < sh.group; g++) {
+      const int i = r * sh.group + g;
+      at_write(p, u.seq->row + u.row + r, u.head * sh.group + g, w.merged_m[i], w.merged_l[i], w.merged_o + i * sh.dv);
+    }
+}
+
+OCT_INLINE int at_parts(const SeqRun* s) { return (s->start + s->count - 1) / OCT_ATTN_PARTITION + 1; }
+
+// After the barrier: rows of sequences that were split are merged, shared out over the team.
+static void at_merge_slots(const AttentionArgs& p, const AtShape& sh, const AtOwn& w, float* slots, const Team& team) {
+  for (int i = 0; i < p.num_seqs; i++) {
+    const SeqRun* s = p.seqs + i;
+    const int parts = at_parts(s);
+    if (parts < 2) continue;
+    int64_t begin, end;
+    team.range((int64_t)s->count * p.q_heads, &begin, &end);
+    for (int64_t query = begin; query < end; query++) {
+      const int row = (int)(query / p.q_heads), position = s->start + row;
+      const int first = at_first_seen(p, position) / OCT_ATTN_PARTITION;
+      for (int part = first; part <= position / OCT_ATTN_PARTITION; part++) {
+        const float* slot = slots + ((size_t)query * parts + part) * sh.slot;
+        at_merge(w.merged_m, w.merged_l, w.merged_o, slot[0], slot[1], slot + 16, sh.dv, part == first);
+      }
+      at_write(p, s->row + row, (int)(query % p.q_heads), *w.merged_m, *w.merged_l, w.merged_o);
+    }
+    slots += (size_t)s->count * p.q_heads * parts * sh.slot;
+  }
+}
+
+// Whether contexts are divided by partition too: few units, and room for what they leave.
+static bool at_split(const AttentionArgs& p, const AtShape& sh, int threads) {
+  size_t units = 0, floats = 0;
+  for (int i = 0; i < p.num_seqs; i++) {
+    const SeqRun* s = p.seqs + i;
+    units += (size_t)((s->count + sh.block - 1) / sh.block) * p.kv.kv_heads;
+    if (at_parts(s) > 1) floats += (size_t)s->count * p.q_heads * at_parts(s) * sh.slot;
+  }
+  return threads > 1 && floats > 0 && units < (size_t)threads * 16 &&
+         floats * sizeof(float) <= (size_t)threads * OCT_ATTN_SPLIT_BYTES;
+}
+
+static void at_tiled(const AttentionArgs& p, const Team& team) {
+  const AtShape sh = at_shape(p);
+  const size_t own = at_own_floats(sh);
+  const AtOwn w = at_own(sh, (float*)p.scratch + own * team.rank);
+  float* slots = (float*)p.scratch + own * team.size;
+  const bool split = at_split(p, sh, team.size);
+  team.reset_counter();
+  int64_t next = team.take(), base = 0;
+  float* slot = slots;
+  for (int i = 0; i < p.num_seqs; i++) {
+    const SeqRun* s = p.seqs + i;
+    const int blocks = (s->count + sh.block - 1) / sh.block;
+    const int parts = split && at_parts(s) > 1 ? at_parts(s) : 1;
+    const int64_t units = (int64_t)blocks * p.kv.kv_heads * parts;
+    for (; next < base + units; next = team.take()) {
+      // The last blocks of a chunk see the most positions: they are handed out first.
+      const int64_t at = base + units - 1 - next;
+      const int block = (int)(at / parts / p.kv.kv_heads), row = block * sh.block;
+      AtUnit u;
+      u.seq = s;
+      u.row = row;
+      u.count = s->count - row < sh.block ? s->count - row : sh.block;
+      u.head = (int)(at / parts % p.kv.kv_heads);
+      u.part = parts > 1 ? (int)(at % parts) : -1;
+      u.slots = slot;
+      u.parts = parts;
+      at_run(p, sh, u, w);
+    }
+    base += units;
+    if (parts > 1) slot += (size_t)s->count * p.q_heads * parts * sh.slot;
+  }
+  if (!split) return;
+  team.barrier();
+  at_merge_slots(p, sh, w, slots, team);
+}
