@@ -56,7 +56,7 @@ class Program::Busy {
 };
 
 void Program::check_sequences(const Batch& batch) const {
-  require(batch.tables.size() == pools_.size(), "set_sequences needs one block table a group");
+  require(batch.tokens.empty() || batch.tables.size() == pools_.size(), "set_sequences needs one block table a group");
   int64_t row = 0;
   for (size_t s = 0; s < batch.sequences.size(); s++) {
     const Batch::Sequence& q = batch.sequences[s];
