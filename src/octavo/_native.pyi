@@ -9,8 +9,11 @@ def isas() -> list[str]:
     "amx" is listed only where the kernel grants the tile permission, which this call asks for.
     """
 
-def cpu_count() -> int:
-    """CPUs this process may use: affinity, capped by the cgroup's quota (rounded up)."""
+def cpu_count(prefix: str = "") -> int:
+    """CPUs this process may use: affinity, capped by the cgroup's quota (rounded up).
+
+    /proc and /sys are looked for below `prefix` (tests).
+    """
 
 # --- weights (pack.h) -----------------------------------------------------------------------------
 
@@ -24,11 +27,11 @@ def can_pack(source: str, kind: str) -> bool: ...
 def pack(source: str, kind: str, n: int, k: int, src: Any, dst: Any) -> None:
     """Packs `src` (buffer of n rows) into `dst` (writable buffer of packed_bytes). Releases the GIL."""
 
-def unpack(kind: str, n: int, k: int, packed: Any, dst: Any) -> None:
-    """Expands a packed matrix to float32 [n, k] (`dst`), the values as products see them. For tests and the oracle."""
+def unpack(kind: str, n: int, k: int, packed: Any, dst: Any, rounded: bool = True) -> None:
+    """Expands a packed matrix to float32 [n, k] (`dst`): as bf16 products see the values, or unrounded."""
 
 class Weight:
-    """A packed matrix or a float vector in memory that `owner` keeps alive."""
+    """A packed matrix, or a float vector (kind "f32", n = 1: k plain floats), in memory that `owner` keeps alive."""
 
     def __init__(self, owner: Any, offset: int, kind: str, n: int, k: int) -> None:
         """`owner` is a buffer; the matrix starts `offset` bytes into it (a multiple of 64)."""
@@ -145,7 +148,7 @@ class Program:
     def sample(self, logits: int, vocab: int) -> None: ...
     # slots (DESIGN 4): recorded where the model's structure offers them, free when unused
     def layer_written(self, layer: int) -> None:
-        """Publishes `layer` in `layers_written` once all threads have passed it."""
+        """Publishes `layer + 1` in `layers_written` once all threads have passed it; a run starts at 0."""
     def tap(self, src: int) -> int:
         """Keeps a copy of a buffer's rows until the next run; read() it afterwards."""
     def wait_flag(self, index: int) -> None:
@@ -160,7 +163,7 @@ class Program:
     def run_op(self, index: int, batch: Batch) -> None:
         """One op (`program=off`); equal bits."""
     def read(self, buffer: int, rows: int) -> Any:
-        """A float32 NumPy copy [rows, columns]."""
+        """A float32 NumPy copy [rows, columns]. Buffers share memory: ValueError where a later op took it over (tap it)."""
     def write(self, buffer: int, values: Any) -> None:
         """float32 [rows, columns]; rounded where the buffer is bf16."""
     def results(self) -> list[tuple[int, float, list[int], list[float]]]:
