@@ -9,16 +9,12 @@ Off switch: none.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
-
-from octavo.models.spec import ModelError
-
-TEXT = False
-TEMPLATE = True
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._bytes: dict[int, bytes] = {}
-        self._special_texts = tuple(
-            text for i in sorted(parts.special_ids) if (text := parts.backend.id_to_token(i)) is not None
-        )
+        self._control_ids, self._control = _control_pattern(parts)
         self.num_tokens = parts.num_tokens
         self.eos_ids = parts.eos_ids
         self.bos_id = parts.bos_id
@@ -81,20 +75,35 @@ class Tokenizer:
     def encode_chat(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
         """Ids of a rendered chat: (text, whether the template wrote it) in order.
 
-        Where no text of a user holds a control token's, the joined text is encoded whole, so that merges cross the
-        borders as they do in other engines. Else the user's texts are encoded as ordinary text, each on its own:
-        the borders are then borders of tokens too.
+        Control tokens are found in the template's text alone; all that lies between two of them is encoded as one
+        run of ordinary text. So for every chat in which no user wrote the text of a control token, the ids are those
+        of the joined text in other engines; and where one did, that text is spelt out in ordinary tokens.
         """
-        if not any(self.holds_special(text) for text, kind in segments if kind is TEXT):
+        if not any(self.holds_special(text) for text, from_template in segments if not from_template):
             return self.encode("".join(text for text, _ in segments), parse_special=True)
         ids: list[int] = []
-        for text, kind in _merged(segments):
-            ids += self.encode(text, parse_special=kind is TEMPLATE)
-        return ids
+        run: list[str] = []
+        for text, from_template in segments:
+            if not from_template or self._control is None:
+                run.append(text)
+                continue
+            at = 0
+            for found in self._control.finditer(text):
+                run.append(text[at : found.start()])
+                ids += self.encode("".join(run))
+                ids.append(self._control_ids[found.group().strip()])
+                run, at = [], found.end()
+            run.append(text[at:])
+        return ids + self.encode("".join(run))
 
     def holds_special(self, text: str) -> bool:
         """Whether a text contains the text of a control token."""
-        return any(special in text for special in self._special_texts)
+        return any(control in text for control in self._control_ids)
+
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts that become control tokens in a template."""
+        return tuple(self._control_ids)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD, ids that no token has are skipped."""
@@ -104,11 +113,11 @@ class Tokenizer:
         kept = (i for i in known if not (skip_special and self.is_special(i)))
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; empty for ids that no token has."""
-        known = self._bytes.get(token)
+        known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token] = self._token_bytes(token)
+            known = self._bytes[token_id] = self._token_bytes(token_id)
         return known
 
     def _token_bytes(self, token: int) -> bytes:
@@ -121,9 +130,9 @@ class Tokenizer:
             return str(text).encode()
         return _byte_level(text) if self._parts.byte_level else _sentence_piece(text)
 
-    def is_special(self, token: int) -> bool:
+    def is_special(self, token_id: int) -> bool:
         """Whether an id is a control token, left out of answers."""
-        return token in self._parts.special_ids
+        return token_id in self._parts.special_ids
 
     def token_id(self, text: str) -> int | None:
         """The id of the token with this exact text in the vocabulary."""
@@ -135,17 +144,16 @@ class Tokenizer:
         return str(self._parts.backend.to_str())
 
 
-def _merged(segments: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Neighbours of one kind joined, empty ones dropped."""
-    merged: list[tuple[str, bool]] = []
-    for text, kind in segments:
-        if not text:
-            continue
-        if merged and merged[-1][1] is kind:
-            merged[-1] = (merged[-1][0] + text, kind)
-        else:
-            merged.append((text, kind))
-    return merged
+def _control_pattern(parts: TokenizerParts) -> tuple[dict[str, int], re.Pattern[str] | None]:
+    """The control tokens by their text, and a pattern that finds them as the library does: leftmost, then longest."""
+    added = parts.backend.get_added_tokens_decoder()
+    control = {token.content: (i, token) for i, token in added.items() if token.special and token.content.strip()}
+    branches = [
+        (r"\s*" if token.lstrip else "") + re.escape(text) + (r"\s*" if token.rstrip else "")
+        for text, (_, token) in sorted(control.items(), key=lambda item: -len(item[0]))
+    ]
+    ids = {text.strip(): i for text, (i, _) in control.items()}
+    return ids, re.compile("|".join(branches)) if branches else None
 
 
 def _well_formed(text: str) -> str:
@@ -200,9 +208,3 @@ def share_plain(backend: Backend, special_ids: frozenset[int]) -> Backend:
     plain = Backend.from_str(json.dumps(content))
     plain.encode_special_tokens = True
     return plain
-
-
-def require(condition: bool, message: str) -> None:
-    """A check of a file's content."""
-    if not condition:
-        raise ModelError(message)

@@ -85,13 +85,11 @@ def _backend(meta: Metadata, tokens: list[str]) -> Backend:
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise meta.error("the vocabulary holds a token twice")
-    merges: list[tuple[str, str]] = []
-    for merge in meta.strings("tokenizer.ggml.merges"):
-        left, space, right = merge.partition(" ")
-        if not space or left not in vocab or right not in vocab or left + right not in vocab:
-            raise meta.error(f"the merge {merge[:40]!r} does not join two tokens into one of the vocabulary")
-        merges.append((left, right))
-    backend = Backend(models.BPE(vocab, merges, ignore_merges=_ignores_merges(meta)))
+    merges: list[Any] = [tuple(merge.split(" ", 1)) for merge in meta.strings("tokenizer.ggml.merges")]
+    try:
+        backend = Backend(models.BPE(vocab, merges, ignore_merges=_ignores_merges(meta)))
+    except Exception as error:  # the library raises no narrower type
+        raise meta.error(f"tokenizer.ggml.merges does not fit the vocabulary: {error}") from error
     name = meta.string("tokenizer.ggml.pre", "default") or "default"
     if name in _SINGLE_DIGITS:
         splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
