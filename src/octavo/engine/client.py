@@ -1,0 +1,378 @@
+"""The engine as the server sees it: requests in, one stream of deltas for each submission out.
+
+Owns the table of open requests, each with its `NewRequest` and the tokens it has received. Life: `start` spawns the
+engine and returns its `Ready`; `submit` opens a `DeltaStream`; every request gets exactly one final delta. When the
+engine dies it is restarted and every open request is sent again with the tokens it already has, so that its stream
+goes on; a request that was open in `MAX_DEATHS` deaths is failed instead. `close` ends the engine.
+All methods belong to one event loop. One reader callback handles one engine message for all requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.engine.channel import ChannelError, FrameReader, encode_frame
+from octavo.engine.supervisor import Backoff, EngineProcess
+from octavo.types import (
+    Abort,
+    ClientMessage,
+    Drain,
+    EngineMessage,
+    EngineStats,
+    Fatal,
+    FinishReason,
+    NewRequest,
+    Progress,
+    Ready,
+    Shutdown,
+    StepOutput,
+    TokenDelta,
+)
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine")
+"""How the engine is started; tests start one with an executor of their own."""
+MAX_DEATHS = 3
+"""Engine deaths that one request may live through before it is failed."""
+MAX_FAILED_STARTS = 3
+"""Consecutive starts that fail before the engine is given up."""
+_EXIT_SECONDS = 3.0
+
+
+class EngineFailed(Exception):
+    """The engine cannot start; the message is one sentence for the user."""
+
+
+class DeltaStream:
+    """Deltas of one submission, in order of arrival; it ends once each of its requests has had its final delta.
+
+    What waits here is bounded: a request's tokens are.
+    """
+
+    __slots__ = ("_abandon", "_open", "_pending", "_waiter")
+
+    def __init__(self, request_ids: Iterable[int], abandon: Callable[[list[int]], None]) -> None:
+        self._open = set(request_ids)
+        self._pending: list[TokenDelta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._abandon = abandon
+
+    def push(self, delta: TokenDelta) -> None:
+        self._pending.append(delta)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> list[TokenDelta]:
+        """All deltas that have arrived since the last call, at least one; an empty list at the end."""
+        if not self._pending:
+            if not self._open:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+            if not self._open:
+                return []
+        deltas, self._pending = self._pending, []
+        for delta in deltas:
+            if delta.finish is not None:
+                self._open.discard(delta.request_id)
+        return deltas
+
+    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        while deltas := await self.next():
+            for delta in deltas:
+                yield delta
+
+    def end(self, request_id: int) -> None:
+        """The caller needs no more of this request: it is aborted in the engine, and its deltas are dropped."""
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._abandon([request_id])
+
+    def close(self) -> None:
+        """Ends all that is still open, and the reader's wait for it; harmless when nothing is."""
+        if self._open:
+            ids = list(self._open)
+            self._open.clear()
+            self._abandon(ids)
+            self._wake()
+
+
+class _OpenRequest:
+    """What it takes to send a request again."""
+
+    __slots__ = ("deaths", "generated", "request", "saw_cached", "stream")
+
+    def __init__(self, request: NewRequest, stream: DeltaStream) -> None:
+        self.request = request
+        self.stream = stream
+        self.generated: list[int] = list(request.generated)
+        self.saw_cached = False
+        self.deaths = 0
+
+    def again(self) -> NewRequest:
+        return msgspec.structs.replace(self.request, generated=list(self.generated))
+
+
+class AsyncEngineClient:
+    """One engine process and its open requests."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_step: Callable[[StepOutput], None] | None = None,
+        on_restart: Callable[[int], None] | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self._config = config
+        self._on_progress = on_progress
+        self._on_step = on_step
+        self._on_restart = on_restart
+        self._command = command
+        self._process: EngineProcess | None = None
+        self._transport: asyncio.Transport | None = None
+        self._open: dict[int, _OpenRequest] = {}
+        self._next_id = 0
+        self._started: asyncio.Future[Ready] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._closing = False
+        self._fatal: str | None = None
+        self._backoff = Backoff()
+        self.ready: Ready | None = None
+        """Set while the engine can take requests."""
+        self.failure: str | None = None
+        """Set once the engine is given up for good."""
+        self.stats: EngineStats | None = None
+        """The engine's newest snapshot; None in a new life of the engine."""
+        self.restarts = 0
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def start(self) -> Ready:
+        """Spawns the engine and waits until it can take requests; EngineFailed says why it cannot."""
+        ready = await self._spawn()
+        return ready
+
+    async def _spawn(self) -> Ready:
+        loop = asyncio.get_running_loop()
+        self._fatal = None
+        self._started = loop.create_future()
+        self._process = EngineProcess.spawn(self._command)
+        transport, _ = await loop.create_connection(lambda: _Reader(self), sock=self._process.channel)
+        self._transport = transport
+        transport.write(encode_frame(self._config))
+        return await self._started
+
+    async def close(self, seconds: float = _EXIT_SECONDS) -> None:
+        """Fails what is open and ends the engine, by force if it does not go within `seconds`."""
+        self._closing = True
+        self.ready = None
+        if self._restart is not None:
+            self._restart.cancel()
+        self.abort_all("the server is shutting down")
+        process = self._process
+        if process is None:
+            return
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(Shutdown()))
+        if not await asyncio.to_thread(process.wait, seconds):
+            process.kill()
+            await asyncio.to_thread(process.wait, seconds)
+        if self._transport is not None:
+            self._transport.close()
+
+    def kill(self) -> None:
+        """Ends the engine now."""
+        self._closing = True
+        self.ready = None
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def alive(self) -> bool:
+        """A process is running, or one is about to be started."""
+        return self.failure is None and self._process is not None
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    def new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def submit(self, requests: Sequence[NewRequest]) -> DeltaStream:
+        """Sends requests (all of one user's call); their deltas come in one stream."""
+        stream = DeltaStream((request.request_id for request in requests), self.abort)
+        for request in requests:
+            assert request.request_id not in self._open, "request ids are unique"
+            self._open[request.request_id] = _OpenRequest(request, stream)
+            if self.ready is not None:
+                self._write(request)
+        if self.failure is not None or self._closing:
+            self.abort_all(self.failure or "the server is shutting down")
+        return stream
+
+    async def generate(self, request: NewRequest) -> AsyncIterator[TokenDelta]:
+        """One request's deltas; leaving the iteration early aborts it."""
+        stream = self.submit([request])
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            stream.close()
+
+    def abort(self, request_ids: list[int]) -> None:
+        """Forgets open requests and ends them in the engine; unknown ids are ignored."""
+        known = [request_id for request_id in request_ids if self._open.pop(request_id, None) is not None]
+        if known and self.ready is not None:
+            self._write(Abort(known))
+
+    def abort_all(self, reason: str) -> None:
+        """Ends every open request with a final delta that names the reason."""
+        records = list(self._open.values())
+        self.abort(list(self._open))
+        for record in records:
+            record.stream.push(
+                TokenDelta(record.request.request_id, [], finish=FinishReason.ABORT, error=reason, cached_tokens=None)
+            )
+
+    async def drain(self, seconds: float, reason: str) -> None:
+        """Waits until nothing is open, `seconds` at most; then aborts the rest and lets the engine go."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._open and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        self.abort_all(reason)
+        self._closing = True
+        if self.ready is not None:
+            self._write(Drain())
+
+    def _write(self, message: ClientMessage) -> None:
+        assert self._transport is not None
+        self._transport.write(encode_frame(message))
+
+    # --- what the engine says -----------------------------------------------------------------------
+
+    def handle(self, message: EngineMessage) -> None:
+        """One message from the engine."""
+        if isinstance(message, StepOutput):
+            self._handle_step(message)
+        elif isinstance(message, Ready):
+            self._handle_ready(message)
+        elif isinstance(message, Progress):
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif isinstance(message, Fatal):
+            self._fatal = message.message
+
+    def _handle_step(self, output: StepOutput) -> None:
+        self.stats = output.stats
+        if self._on_step is not None:
+            self._on_step(output)
+        table = self._open
+        for delta in output.deltas:
+            record = table.get(delta.request_id)
+            if record is None:
+                continue
+            record.generated.extend(delta.tokens)
+            if delta.finish is not None:
+                del table[delta.request_id]
+            if delta.cached_tokens is not None:
+                if record.saw_cached:
+                    delta = msgspec.structs.replace(delta, cached_tokens=None)
+                record.saw_cached = True
+            record.stream.push(delta)
+
+    def _handle_ready(self, ready: Ready) -> None:
+        self.ready = ready
+        self._backoff.ready()
+        if self._started is not None and not self._started.done():
+            self._started.set_result(ready)
+        for record in self._open.values():
+            self._write(record.again())
+
+    def lost(self) -> None:
+        """The channel has ended."""
+        self.ready = None
+        if self._closing or self._process is None:
+            return
+        self._restart = asyncio.get_running_loop().create_task(self._after_death(self._process))
+
+    async def _after_death(self, process: EngineProcess) -> None:
+        how = await asyncio.to_thread(process.reap, _EXIT_SECONDS)
+        reason = self._fatal or f"the engine ended with {how}"
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineFailed(reason))
+            return
+        logger.error("the engine died (%s); %d requests were open", reason, len(self._open))
+        self._fail_suspects(reason)
+        for _ in range(MAX_FAILED_STARTS):
+            await asyncio.sleep(self._backoff.delay())
+            if self._closing:
+                return
+            try:
+                self.stats = None
+                await self._spawn()
+            except (EngineFailed, OSError) as error:
+                reason = str(error)
+                logger.error("the engine cannot start again: %s", reason)
+                continue
+            self.restarts += 1
+            if self._on_restart is not None:
+                self._on_restart(self.restarts)
+            logger.warning("the engine was started again; %d requests go on", len(self._open))
+            return
+        self.failure = f"the engine cannot start again: {reason}"
+        self.abort_all(self.failure)
+
+    def _fail_suspects(self, reason: str) -> None:
+        for request_id, record in list(self._open.items()):
+            record.deaths += 1
+            if record.deaths >= MAX_DEATHS:
+                del self._open[request_id]
+                error = f"the engine died {record.deaths} times with this request open; last: {reason}"
+                record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
+
+
+class _Reader(asyncio.Protocol):
+    """Receives frames and hands decoded messages to the client."""
+
+    def __init__(self, client: AsyncEngineClient) -> None:
+        self._client = client
+        self._frames = FrameReader()
+        self._decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = [self._decoder.decode(frame) for frame in self._frames.feed(data)]
+        except (ChannelError, msgspec.MsgspecError) as error:
+            logger.error("the engine sent what is not a message: %s", error)
+            assert self._transport is not None
+            self._transport.close()
+            return
+        for message in messages:
+            self._client.handle(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost()

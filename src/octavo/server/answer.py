@@ -1,0 +1,214 @@
+"""A job's answer on the wire: streamed as events, or as one body.
+
+Life of an answer: the first deltas are awaited before the status line, so that a refusal by the engine is an HTTP
+error; then deltas become pieces, and pieces are sent until every choice has ended. A stream always ends with
+`data: [DONE]`, after an error event too. When the client goes away the requests are aborted at once, streamed or not:
+`watch` waits for that in a task of its own. A send that takes longer than `SEND_SECONDS` ends the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from octavo.engine.client import DeltaStream
+from octavo.engine.detokenizer import TokenBytes
+from octavo.observability.metrics import Metrics
+from octavo.server.body import Receive, Send
+from octavo.server.choice import Piece
+from octavo.server.errors import ApiError, error_body
+from octavo.server.formats import DONE, Answer, ChatFormat, CompletionFormat
+from octavo.server.job import Job
+from octavo.types import FinishReason, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+SEND_SECONDS = 30.0
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class StalledSends:
+    """Ends answers whose client reads nothing: one timer for all of them, two dictionary entries a send."""
+
+    def __init__(self, seconds: float = SEND_SECONDS) -> None:
+        self._seconds = seconds
+        self._since: dict[asyncio.Task[object], float] = {}
+        self._ended: set[asyncio.Task[object]] = set()
+
+    async def run(self) -> None:
+        """Looks once a second; runs as long as the server."""
+        while True:
+            await asyncio.sleep(min(1.0, self._seconds / 4))
+            limit = time.monotonic() - self._seconds
+            for task, since in list(self._since.items()):
+                if since < limit:
+                    self._ended.add(task)
+                    task.cancel()
+
+    def begin(self, task: asyncio.Task[object]) -> None:
+        self._since[task] = time.monotonic()
+
+    def end(self, task: asyncio.Task[object]) -> None:
+        self._since.pop(task, None)
+
+    def was_ended(self, task: asyncio.Task[object]) -> bool:
+        """Whether this task was cancelled from here; asked once."""
+        self._since.pop(task, None)
+        if task in self._ended:
+            self._ended.discard(task)
+            return True
+        return False
+
+
+async def watch(receive: Receive, stream: DeltaStream) -> None:
+    """Closes the stream when the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.close()
+
+
+class Responder:
+    """Sends one job's answer."""
+
+    def __init__(
+        self,
+        job: Job,
+        shape: ChatFormat | CompletionFormat,
+        tokens: TokenBytes,
+        metrics: Metrics,
+        arrived: float,
+    ) -> None:
+        """arrived: monotonic time at which the request came."""
+        self._job = job
+        self._shape = shape
+        self._tokens = tokens
+        self._metrics = metrics
+        self._arrived = arrived
+        self._last: dict[int, float] = {}
+        """Request id -> when its last tokens came."""
+
+    async def stream(self, deltas: DeltaStream, send: Send, headers: Headers, stalled: StalledSends) -> None:
+        """Events, from the first delta to [DONE]."""
+        batch = await deltas.next()
+        if not batch:
+            return
+        self._raise_early(batch)
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    *headers,
+                ],
+            }
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        left = len(self._job.requests)
+        while batch:
+            events, ended = self._events(batch, deltas)
+            left -= ended
+            last = left <= 0
+            if last:
+                events.append(self._ending())
+            if events:
+                stalled.begin(task)
+                await send({"type": "http.response.body", "body": b"".join(events), "more_body": not last})
+                stalled.end(task)
+            if last:
+                return
+            batch = await deltas.next()
+
+    async def body(self, deltas: DeltaStream, send: Send, headers: Headers) -> None:
+        """One JSON body; nothing is sent when the client has gone."""
+        answers = {request_id: Answer(choice.index) for request_id, choice in self._job.choices.items()}
+        left = len(answers)
+        while left:
+            batch = await deltas.next()
+            if not batch:
+                return
+            for request_id, piece in self._pieces(batch, deltas):
+                if piece.error is not None:
+                    raise ApiError(piece.error, status=_status(batch), code="engine_error")
+                answers[request_id].add(piece)
+                left -= piece.finish_reason is not None
+        logprobs = self._job.requests[0].params.logprobs is not None
+        body = self._shape.body(list(answers.values()), self._job.usage(), logprobs)
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode()),
+                    *headers,
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    def _raise_early(self, batch: Sequence[TokenDelta]) -> None:
+        """An error before any token is an HTTP error."""
+        for delta in batch:
+            if delta.finish in (FinishReason.ERROR, FinishReason.ABORT) and not delta.tokens:
+                self._metrics.finished(delta.finish.value)
+                raise ApiError(delta.error or "The request was aborted.", status=_status([delta]), code="engine_error")
+
+    def _events(self, batch: Sequence[TokenDelta], deltas: DeltaStream) -> tuple[list[bytes], int]:
+        """Events of a batch, and how many choices ended in it."""
+        events: list[bytes] = []
+        ended = 0
+        for request_id, piece in self._pieces(batch, deltas):
+            events.append(self._shape.chunk(self._job.choices[request_id], piece))
+            if piece.error is not None:
+                events.append(b"data: " + error_body(piece.error, 500, code="engine_error") + b"\n\n")
+            ended += piece.error is not None or piece.finish_reason is not None
+        return [event for event in events if event], ended
+
+    def _ending(self) -> bytes:
+        if self._job.include_usage:
+            return self._shape.usage_chunk(self._job.usage()) + DONE
+        return DONE
+
+    def _pieces(self, batch: Sequence[TokenDelta], deltas: DeltaStream) -> list[tuple[int, Piece]]:
+        pieces: list[tuple[int, Piece]] = []
+        now = time.monotonic()
+        for delta in batch:
+            choice = self._job.choices[delta.request_id]
+            if choice.done:
+                continue
+            if delta.tokens:
+                self._time(delta, now)
+            piece = choice.feed(delta)
+            if choice.stopped_by_text:
+                deltas.end(delta.request_id)
+            if choice.done:
+                self._count_end(piece, delta)
+            pieces.append((delta.request_id, piece))
+        return pieces
+
+    def _time(self, delta: TokenDelta, now: float) -> None:
+        before = self._last.get(delta.request_id)
+        self._last[delta.request_id] = now
+        if before is None:
+            self._metrics.first_token(now - self._arrived)
+        else:
+            self._metrics.tokens(now - before, len(delta.tokens))
+
+    def _count_end(self, piece: Piece, delta: TokenDelta) -> None:
+        if piece.finish_reason is not None:
+            self._metrics.finished(piece.finish_reason)
+        else:
+            assert delta.finish is not None
+            self._metrics.finished(delta.finish.value)
+
+
+def _status(batch: Sequence[TokenDelta]) -> int:
+    """503 where the server is going down, else the engine's fault."""
+    return 503 if any(delta.finish is FinishReason.ABORT for delta in batch) else 500

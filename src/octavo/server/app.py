@@ -1,0 +1,239 @@
+"""The HTTP application: routes, the two generating endpoints, and `run_server`.
+
+Life of a generating request: read and parse the body -> check it against model and configuration -> submit ->
+answer (answer.py). Everything is checked before the first byte of a response. `x-request-id` is taken from the
+request where it is printable and short, else made here, and comes back with every response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.observability.metrics import CONTENT_TYPE
+from octavo.server.answer import Headers, Responder, watch
+from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
+from octavo.server.errors import ApiError, error_body
+from octavo.server.formats import ChatFormat, CompletionFormat
+from octavo.server.job import Job, JobMaker
+from octavo.server.openapi import document
+from octavo.server.protocol import parse_chat, parse_completion
+from octavo.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_JSON = (b"content-type", b"application/json")
+
+
+class GenerateEndpoint:
+    """POST /v1/chat/completions or /v1/completions, as a plain ASGI application."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
+        raise NotImplementedError
+
+    def shape(self, job: Job) -> ChatFormat | CompletionFormat:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived = time.monotonic()
+        headers: Headers = [(b"x-request-id", request_id(scope))]
+        recorder = _StatusRecorder(send)
+        try:
+            await self._answer(scope, receive, recorder.send, headers, arrived)
+        except ClientGone:
+            return
+        except ApiError as error:
+            if not recorder.status:
+                await send_error(recorder.send, error, headers)
+        finally:
+            if recorder.status:
+                self._service.metrics.responded(scope["path"], recorder.status)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
+        service = self._service
+        maker = service.admit()
+        body = await read_body(scope, receive, service.config.max_body_bytes)
+        job = await self.make_job(maker, body)
+        service.check_room(job)
+        assert service.text is not None
+        responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived)
+        deltas = service.client.submit(job.requests)
+        watcher = asyncio.create_task(watch(receive, deltas))
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if job.stream:
+                await responder.stream(deltas, send, headers, service.stalled)
+            else:
+                await responder.body(deltas, send, headers)
+        except asyncio.CancelledError:
+            if not service.stalled.was_ended(task):
+                raise
+            logger.warning("a client read nothing for too long; its request was ended")
+        finally:
+            deltas.close()
+            watcher.cancel()
+            for choice in job.choices.values():
+                if not choice.done:
+                    service.metrics.finished("abort")
+
+
+class ChatEndpoint(GenerateEndpoint):
+    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
+        return await maker.chat(parse_chat(body))
+
+    def shape(self, job: Job) -> ChatFormat:
+        assert self._service.text is not None
+        return ChatFormat(job, self._service.model_name, self._service.text.tokens)
+
+
+class CompletionEndpoint(GenerateEndpoint):
+    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
+        return await maker.completion(parse_completion(body))
+
+    def shape(self, job: Job) -> CompletionFormat:
+        assert self._service.text is not None
+        return CompletionFormat(job, self._service.model_name, self._service.text.tokens)
+
+
+class _StatusRecorder:
+    """Remembers the status of the response that passes through."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+def request_id(scope: Scope) -> bytes:
+    """The caller's id of the request where it has a usable one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return b"req-" + uuid.uuid4().hex.encode()
+
+
+async def send_error(send: Send, error: ApiError, headers: Headers) -> None:
+    body = error.body()
+    extra = [(b"retry-after", b"1")] if error.status == 503 else []
+    start = {
+        "type": "http.response.start",
+        "status": error.status,
+        "headers": [_JSON, (b"content-length", str(len(body)).encode()), *extra, *headers],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def create_app(service: Service) -> Starlette:
+    """The application around a service, which it starts and closes."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    routes = [
+        Route("/v1/chat/completions", ChatEndpoint(service), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
+        *_small_routes(service),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected_error}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+def _small_routes(service: Service) -> list[Route]:
+    def answer(request: Request, value: object, status: int = 200) -> Response:
+        headers = {"x-request-id": request_id(request.scope).decode("ascii")}
+        return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+    async def health(request: Request) -> Response:
+        alive = service.client.alive()
+        return answer(request, {"status": "ok" if alive else "failed"}, 200 if alive else 503)
+
+    async def ready(request: Request) -> Response:
+        status = service.status()
+        return answer(request, {"status": status}, 200 if status == "ready" else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def models(request: Request) -> Response:
+        return answer(request, {"object": "list", "data": [_model(service)] if service.model_name else []})
+
+    async def model(request: Request) -> Response:
+        if not service.model_name or request.path_params["name"] != service.model_name:
+            raise HTTPException(404, "This model is not served here; /v1/models lists what is.")
+        return answer(request, _model(service))
+
+    async def openapi(request: Request) -> Response:
+        return answer(request, document())
+
+    return [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/openapi.json", openapi),
+    ]
+
+
+def _model(service: Service) -> dict[str, object]:
+    ready = service.client.ready
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "octavo",
+        "max_model_len": None if ready is None else ready.max_model_len,
+    }
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == 404 and message == "Not Found":
+        message = "There is nothing at this path; /openapi.json lists the paths."
+    headers = {**(error.headers or {}), "x-request-id": request_id(request.scope).decode("ascii")}
+    return Response(error_body(message, error.status_code), error.status_code, headers, "application/json")
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    headers = {"x-request-id": request_id(request.scope).decode("ascii")}
+    body = error_body("The server failed on this request; its log says why.", 500)
+    return Response(body, 500, headers, "application/json")
+
+
+def run_server(engine: Any, config: Any) -> int:
+    """Serves until a signal; the exit status."""
+    from octavo.server.run import run
+
+    with suppress(KeyboardInterrupt):
+        return run(engine, config)
+    return 130

@@ -1,0 +1,132 @@
+"""A request's body: read within a limit, parsed as strict JSON.
+
+Strict: UTF-8, one object, no duplicate keys, finite numbers, no lone surrogates, nesting that the parser's own limit
+allows. Every refusal is an ApiError that names the field where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from octavo.server.errors import ApiError, clip
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class _NonFinite:
+    """Stands for NaN, Infinity or a number beyond float64 until its field is known."""
+
+
+class _Parser:
+    """json with duplicate keys refused and non-finite numbers marked."""
+
+    def __init__(self) -> None:
+        self.saw_non_finite = False
+
+    def parse(self, text: str) -> Any:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=self._constant, parse_float=self._float)
+
+    def _constant(self, name: str) -> _NonFinite:
+        self.saw_non_finite = True
+        return _NonFinite()
+
+    def _float(self, digits: str) -> float | _NonFinite:
+        value = float(digits)
+        return value if math.isfinite(value) else self._constant(digits)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ApiError(f"The field {clip(key, 60)!r} is given twice.", param=key)
+            seen.add(key)
+    return result
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body; 413 as soon as it is known to be over `limit` bytes."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
+            raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(f"The body is over the limit of {limit} bytes; send less.", status=413)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body's one JSON object."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(f"The body is not UTF-8: byte {error.start} is invalid.") from error
+    parser = _Parser()
+    try:
+        value = parser.parse(text)
+    except json.JSONDecodeError as error:
+        raise ApiError(f"The body is not JSON: {error.msg} at character {error.pos}.") from error
+    except RecursionError as error:
+        raise ApiError("The body is nested too deep; a few levels are all that any field needs.") from error
+    except ValueError as error:
+        raise ApiError("The body holds a number with too many digits.") from error
+    if not isinstance(value, dict):
+        raise ApiError("The body must be a JSON object.")
+    if parser.saw_non_finite:
+        _refuse(value, lambda item: isinstance(item, _NonFinite), "must hold finite numbers")
+    if _SURROGATE_ESCAPE.search(body) is not None:
+        _refuse(value, _lone_surrogate, "holds half of a surrogate pair, which is no character")
+    return value
+
+
+def _lone_surrogate(item: Any) -> bool:
+    if isinstance(item, str):
+        try:
+            item.encode("utf-8")
+        except UnicodeEncodeError:
+            return True
+    return False
+
+
+def _refuse(value: dict[str, Any], wrong: Callable[[Any], bool], problem: str) -> None:
+    """Raises for the first field that holds a wrong item at any depth."""
+    for field, content in value.items():
+        stack: list[Any] = [field, content]
+        while stack:
+            item = stack.pop()
+            if wrong(item):
+                name = clip(field, 60)
+                raise ApiError(f"The field {name!r} {problem}.", param=name)
+            if isinstance(item, list):
+                stack.extend(item)
+            elif isinstance(item, dict):
+                stack.extend(item)
+                stack.extend(item.values())

@@ -1,0 +1,118 @@
+"""One choice of an answer: deltas in, pieces of text out.
+
+Owns the choice's detokeniser, its stop text and its count of tokens. Life: `feed` for each delta until it returns a
+piece with `finish_reason` or `error`; then nothing more. Text that completes a stop string ends the choice here, and
+the caller aborts the request in the engine. Tokens after that one count neither in usage nor in logprobs.
+`feed` does not know whether the answer is streamed, so the joined stream equals the body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.engine.detokenizer import Detokenizer, TokenBytes
+from octavo.server.params import TextOptions
+from octavo.server.stops import StopMatcher
+from octavo.types import FinishReason, TokenDelta, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token with its log-probabilities, and where its text begins in the choice's text."""
+
+    token: int
+    logprobs: TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one delta adds to a choice."""
+
+    text: str = ""
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class Choice:
+    """State of one choice."""
+
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_options",
+        "_stops",
+        "cached_tokens",
+        "completion_tokens",
+        "done",
+        "index",
+        "started",
+        "stopped_by_text",
+    )
+
+    def __init__(self, index: int, tokens: TokenBytes, options: TextOptions) -> None:
+        self.index = index
+        self._options = options
+        self._detokenizer = Detokenizer(tokens, options.skip_special)
+        self._stops = StopMatcher(options.stops, options.include_stop)
+        self._decoded = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.started = False
+        """The first piece was sent (kept by the stream)."""
+        self.done = False
+        self.stopped_by_text = False
+        """The engine still runs the request: abort it."""
+
+    def feed(self, delta: TokenDelta) -> Piece:
+        """The delta's text, entries and end."""
+        piece = Piece()
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+        last = len(delta.tokens) - 1
+        for i, token in enumerate(delta.tokens):
+            self._count(piece, token, delta.logprobs[i] if delta.logprobs else None)
+            ends_here = i == last and delta.finish is FinishReason.STOP
+            text = self._last_text(token) if ends_here else self._detokenizer.push(token)
+            if text and self._add(piece, text):
+                return piece
+        if delta.finish is not None:
+            self._finish(piece, delta)
+        return piece
+
+    def _count(self, piece: Piece, token: int, logprobs: TokenLogprobs | None) -> None:
+        self.completion_tokens += 1
+        if logprobs is not None and self._options.logprobs is not None:
+            piece.entries.append(TokenEntry(token, logprobs, self._decoded))
+
+    def _last_text(self, token: int) -> str:
+        """The text of the token that ended the request: only where asked for."""
+        return self._detokenizer.push(token) if self._options.include_stop else ""
+
+    def _add(self, piece: Piece, text: str) -> bool:
+        """Adds decoded text; True when it completes a stop string, which ends the choice."""
+        self._decoded += len(text)
+        if self.completion_tokens < self._options.min_tokens:
+            piece.text += text
+            return False
+        sent, found = self._stops.push(text)
+        piece.text += sent
+        if found:
+            piece.finish_reason = "stop"
+            self.done = True
+            self.stopped_by_text = True
+        return found
+
+    def _finish(self, piece: Piece, delta: TokenDelta) -> None:
+        self.done = True
+        if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+            piece.text += self._stops.flush()
+            piece.error = delta.error or "the request was aborted"
+            return
+        tail = self._detokenizer.finish()
+        if tail and self._add(piece, tail):
+            self.stopped_by_text = False
+            return
+        piece.text += self._stops.flush()
+        piece.finish_reason = "length" if delta.finish is FinishReason.LENGTH else "stop"

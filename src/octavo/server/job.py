@@ -1,0 +1,125 @@
+"""A checked body becomes a job: the engine's requests, and the choices that turn their deltas into an answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.config import ServerConfig
+from octavo.server import params, prompts
+from octavo.server.choice import Choice
+from octavo.server.errors import ApiError
+from octavo.server.params import ModelLimits
+from octavo.server.protocol import ChatBody, CompletionBody
+from octavo.server.text import ModelText
+from octavo.types import NewRequest
+
+
+@dataclass(frozen=True)
+class Job:
+    """One HTTP request's work. Choice i of prompt p has index p * n + i, as the API orders them."""
+
+    requests: list[NewRequest]
+    choices: dict[int, Choice]
+    """By request id, in the order of their index."""
+    prompt_tokens: list[int]
+    """Length of each prompt."""
+    n: int
+    stream: bool
+    include_usage: bool
+    created: int
+
+    def usage(self) -> dict[str, object]:
+        """Each prompt counts once, whatever n is, and so do its cached tokens (those of its first choice)."""
+        choices = list(self.choices.values())
+        completion = sum(choice.completion_tokens for choice in choices)
+        cached = sum(choice.cached_tokens for choice in choices[:: self.n])
+        return {
+            "prompt_tokens": sum(self.prompt_tokens),
+            "completion_tokens": completion,
+            "total_tokens": sum(self.prompt_tokens) + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+class JobMaker:
+    """Checks bodies against the model and the configuration."""
+
+    def __init__(
+        self, text: ModelText, limits: ModelLimits, model_name: str, config: ServerConfig, new_id: Callable[[], int]
+    ) -> None:
+        self._text = text
+        self._limits = limits
+        self._model_name = model_name
+        self._config = config
+        self._new_id = new_id
+
+    async def chat(self, body: ChatBody) -> Job:
+        self._check_model(body)
+        params.check_choices(body, self._config)
+        logprobs = params.chat_logprobs(body, self._config)
+        messages = prompts.chat_messages(body)
+        characters = sum(len(message["content"]) for message in messages)
+        self._refuse_hopeless(characters, "messages")
+        ids = await prompts.run_long(self._text.chat, messages, characters)
+        return self._job(body, [ids], logprobs)
+
+    async def completion(self, body: CompletionBody) -> Job:
+        self._check_model(body)
+        params.check_choices(body, self._config)
+        logprobs = params.completion_logprobs(body, self._config)
+        if isinstance(body.prompt, str):
+            self._refuse_hopeless(len(body.prompt), "prompt")
+        ids = await prompts.completion_prompts(body, self._text.prompt, self._limits, self._config)
+        return self._job(body, ids, logprobs)
+
+    def _check_model(self, body: ChatBody | CompletionBody) -> None:
+        if body.model is not None and body.model != self._model_name:
+            raise ApiError(
+                f"The model {body.model[:80]!r} is not served here; use {self._model_name!r}.",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+
+    def _refuse_hopeless(self, characters: int, param: str) -> None:
+        """Text that cannot fit however it is tokenised is not tokenised at all."""
+        least = characters // self._text.longest_token
+        if least > self._limits.max_model_len:
+            raise ApiError(
+                f"The prompt has {least} tokens at least, and prompt and answer together may have "
+                f"{self._limits.max_model_len}; shorten the prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _job(self, body: ChatBody | CompletionBody, ids: list[list[int]], logprobs: int | None) -> Job:
+        options = params.text_options(body, logprobs, self._config)
+        n = body.n or 1
+        requests: list[NewRequest] = []
+        choices: dict[int, Choice] = {}
+        seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+        for prompt in ids:
+            sampling = params.sampling_params(body, len(prompt), logprobs, self._limits, self._config)
+            for choice in range(n):
+                request = NewRequest(
+                    request_id=self._new_id(),
+                    prompt=prompt,
+                    params=sampling,
+                    seed=seed,
+                    choice=choice,
+                    cache_salt=body.cache_salt or "",
+                )
+                choices[request.request_id] = Choice(len(requests), self._text.tokens, options)
+                requests.append(request)
+        return Job(
+            requests=requests,
+            choices=choices,
+            prompt_tokens=[len(prompt) for prompt in ids],
+            n=n,
+            stream=bool(body.stream),
+            include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
+            created=int(time.time()),
+        )

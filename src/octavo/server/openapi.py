@@ -1,0 +1,84 @@
+"""The OpenAPI document, made from the types that check the bodies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+import octavo
+from octavo.server.protocol import REFUSED_FIELDS, ChatBody, CompletionBody
+
+_STATUS = {
+    "400": "The request is wrong; the message names the field.",
+    "404": "There is no such model.",
+    "413": "The body is too large.",
+    "500": "The engine failed on this request.",
+    "503": "The server cannot take the request now.",
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """OpenAPI 3.1. Fields that are always refused are left out."""
+    _, schemas = msgspec.json.schema_components([ChatBody, CompletionBody], ref_template="#/components/schemas/{name}")
+    for body in ("ChatBody", "CompletionBody"):
+        for name in REFUSED_FIELDS:
+            schemas[body]["properties"].pop(name, None)
+    schemas["Error"] = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+            }
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Octavo", "version": octavo.__version__},
+        "paths": {
+            "/v1/chat/completions": {"post": _generate("ChatBody", "A chat's next message.")},
+            "/v1/completions": {"post": _generate("CompletionBody", "The continuation of one or more prompts.")},
+            "/v1/models": {"get": _get("The models served.")},
+            "/health": {"get": _get("Whether the engine lives.", "503")},
+            "/ready": {"get": _get("Whether requests are taken.", "503")},
+            "/metrics": {"get": _get("Prometheus metrics.", kind="text/plain")},
+        },
+        "components": {"schemas": schemas},
+    }
+
+
+def _generate(body: str, summary: str) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answer = {
+        "application/json": {"schema": {"type": "object"}},
+        "text/event-stream": {"schema": {"type": "string"}},
+    }
+    return {
+        "summary": summary,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}},
+        },
+        "responses": {
+            "200": {"description": "A body, or a stream of events where stream is true.", "content": answer},
+            **{status: {"description": text, "content": error} for status, text in _STATUS.items()},
+        },
+    }
+
+
+def _get(summary: str, *more: str, kind: str = "application/json") -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "object"} if kind == "application/json" else {"type": "string"}}}
+    return {
+        "summary": summary,
+        "responses": {status: {"description": summary, "content": content} for status in ("200", *more)},
+    }

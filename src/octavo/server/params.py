@@ -1,0 +1,148 @@
+"""From checked fields to `SamplingParams`: what depends on the model and the configuration is checked here.
+
+Defaults: temperature and top_p 1, top_k and min_p off, penalties off; max_tokens is the rest of the context for a chat
+and 16 for a completion, and is cut to what the context holds. top_p 0 is the narrowest nucleus, one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import ServerConfig
+from octavo.server.errors import ApiError
+from octavo.server.protocol import ChatBody, CommonFields, CompletionBody
+from octavo.types import SamplingParams
+
+MAX_STOP_CHARACTERS = 1024
+NARROWEST_TOP_P = 1e-9
+COMPLETION_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a request is checked against."""
+
+    num_tokens: int
+    """Ids that the tokeniser knows."""
+    max_model_len: int
+    """Longest prompt + output."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How tokens become the answer's text; the engine does not know of it."""
+
+    stops: tuple[str, ...]
+    include_stop: bool
+    skip_special: bool
+    min_tokens: int
+    logprobs: int | None
+
+
+def check_choices(body: CommonFields, config: ServerConfig) -> int:
+    """Choices a prompt."""
+    n = body.n if body.n is not None else 1
+    if n > config.max_n:
+        raise ApiError(f"n may be {config.max_n} at most.", param="n")
+    return n
+
+
+def chat_logprobs(body: ChatBody, config: ServerConfig) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError("top_logprobs needs logprobs true.", param="top_logprobs")
+    if not body.logprobs:
+        return None
+    return _bounded_logprobs(body.top_logprobs or 0, "top_logprobs", config)
+
+
+def completion_logprobs(body: CompletionBody, config: ServerConfig) -> int | None:
+    return None if body.logprobs is None else _bounded_logprobs(body.logprobs, "logprobs", config)
+
+
+def _bounded_logprobs(count: int, param: str, config: ServerConfig) -> int:
+    if count > config.max_logprobs:
+        raise ApiError(f"{param} may be {config.max_logprobs} at most.", param=param)
+    return count
+
+
+def text_options(body: CommonFields, logprobs: int | None, config: ServerConfig) -> TextOptions:
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > config.max_stop_strings:
+        raise ApiError(f"stop may hold {config.max_stop_strings} strings at most.", param="stop")
+    for stop in stops:
+        if not stop:
+            raise ApiError("stop may not hold an empty string, which is found everywhere; leave it out.", param="stop")
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise ApiError(f"A stop string may have {MAX_STOP_CHARACTERS} characters at most.", param="stop")
+    return TextOptions(
+        stops=stops,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        min_tokens=body.min_tokens or 0,
+        logprobs=logprobs,
+    )
+
+
+def max_tokens_of(body: ChatBody | CompletionBody) -> int | None:
+    """The user's ceiling: the lower one where a chat names both; None where none is named."""
+    given = [body.max_tokens, body.max_completion_tokens] if isinstance(body, ChatBody) else [body.max_tokens]
+    named = [count for count in given if count is not None]
+    if named:
+        return min(named)
+    return None if isinstance(body, ChatBody) else COMPLETION_MAX_TOKENS
+
+
+def sampling_params(
+    body: ChatBody | CompletionBody, prompt_tokens: int, logprobs: int | None, limits: ModelLimits, config: ServerConfig
+) -> SamplingParams:
+    """Parameters for a prompt of this length."""
+    room = limits.max_model_len - prompt_tokens
+    if room < 1:
+        raise ApiError(
+            f"The prompt has {prompt_tokens} tokens, and prompt and answer together may have {limits.max_model_len}; "
+            "shorten the prompt, or start the server with a larger context or KV pool.",
+            param="messages" if isinstance(body, ChatBody) else "prompt",
+            code="context_length_exceeded",
+        )
+    asked = max_tokens_of(body)
+    max_tokens = room if asked is None else min(asked, room)
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise ApiError(f"min_tokens is {min_tokens}, above the {max_tokens} tokens possible.", param="min_tokens")
+    top_k = body.top_k if body.top_k is not None else 0
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=0 if top_k < 0 or top_k >= limits.num_tokens else top_k,
+        top_p=1.0 if body.top_p is None else max(body.top_p, NARROWEST_TOP_P),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(body.logit_bias or {}, limits, config),
+        stop_token_ids=_stop_token_ids(body.stop_token_ids or [], limits),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+    )
+
+
+def _logit_bias(given: dict[str, float], limits: ModelLimits, config: ServerConfig) -> tuple[tuple[int, float], ...]:
+    if len(given) > config.max_logit_bias:
+        raise ApiError(f"logit_bias may hold {config.max_logit_bias} entries at most.", param="logit_bias")
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.num_tokens):
+            raise ApiError(
+                f"A key of logit_bias must be a token id from 0 to {limits.num_tokens - 1}.", param="logit_bias"
+            )
+        if int(key) in bias:
+            raise ApiError(f"logit_bias names the token {int(key)} twice.", param="logit_bias")
+        bias[int(key)] = value
+    return tuple(sorted(bias.items()))
+
+
+def _stop_token_ids(given: list[int], limits: ModelLimits) -> tuple[int, ...]:
+    if any(token >= limits.num_tokens for token in given):
+        raise ApiError(f"An id in stop_token_ids must be from 0 to {limits.num_tokens - 1}.", param="stop_token_ids")
+    return tuple(dict.fromkeys(given))

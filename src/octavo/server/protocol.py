@@ -1,0 +1,223 @@
+"""The bodies of /v1/chat/completions and /v1/completions: fields, types and bounds.
+
+`parse_chat` and `parse_completion` check everything that needs neither model nor configuration. A field is one of:
+used (typed and bounded here), inert (sent by SDKs, changes nothing: `INERT_FIELDS`), refused by name where its value
+asks for something (`REFUSED_FIELDS`), or unknown, which is refused by name too. null means absent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+
+from octavo.server.body import parse_object
+from octavo.server.errors import ApiError, clip
+
+INERT_FIELDS = (
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Accepted and without effect: accounting and storage at the vendor, or tools that are not in use."""
+
+REFUSED_FIELDS = {
+    "audio": "audio is not built",
+    "best_of": "only 1 is possible; use n",
+    "echo": "the prompt is not repeated; send echo false",
+    "function_call": "function calls are not built",
+    "functions": "function calls are not built",
+    "modalities": 'only ["text"] is possible',
+    "prediction": "predicted outputs are not built",
+    "reasoning_effort": "the model does not reason",
+    "response_format": 'only {"type": "text"} is possible',
+    "suffix": "insertion is not built",
+    "tool_choice": "tools are not built",
+    "tools": "tools are not built",
+    "verbosity": "the model has no such control",
+    "web_search_options": "web search is not built",
+}
+"""Field -> why it is refused, unless its value asks for nothing (`_ASKS_NOTHING`)."""
+
+_ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenCount = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both bodies."""
+
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    seed: Int64 | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=64)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    parallel_tool_calls: Any = None
+
+
+ContentPart = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "required": ["type", "text"],
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "additionalProperties": False,
+        }
+    ),
+]
+"""{"type": "text", "text": ...}; prompts.py says what is wrong with others."""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn. `content` in parts is joined without a separator."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "anyOf": [
+                    {"type": "string", "minLength": 1},
+                    {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                    {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                    },
+                ]
+            }
+        ),
+    ]
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+
+Body = TypeVar("Body", ChatBody, CompletionBody)
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    return _convert(parse_object(body), ChatBody)
+
+
+def parse_completion(body: bytes) -> CompletionBody:
+    return _convert(parse_object(body), CompletionBody)
+
+
+def _convert(value: dict[str, Any], kind: type[Body]) -> Body:
+    try:
+        fields = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+    for name, reason in REFUSED_FIELDS.items():
+        given = value.get(name)
+        if given is not None and not any(
+            type(given) is type(nothing) and given == nothing for nothing in _ASKS_NOTHING.get(name, ())
+        ):
+            raise ApiError(f"The field {name!r} is refused: {reason}.", param=name, code="unsupported_parameter")
+    return fields
+
+
+def _explain(message: str) -> ApiError:
+    """A conversion error as one sentence that names the field."""
+    path = _PATH.search(message)
+    field = path.group(1) if path is not None else ""
+    problem = message[: path.start()] if path is not None else message
+    if unknown := _UNKNOWN.match(problem):
+        name = clip(unknown.group(1), 60)
+        where = f" in {field!r}" if field else ""
+        return ApiError(
+            f"Unknown field {name!r}{where}; remove it.",
+            param=f"{field}.{name}" if field else name,
+            code="unknown_field",
+        )
+    if missing := _MISSING.match(problem):
+        name = f"{field}.{missing.group(1)}" if field else missing.group(1)
+        return ApiError(f"The field {name!r} is missing.", param=name)
+    if problem.startswith("Invalid enum value") and field.endswith("role"):
+        problem = f"must be one of {', '.join(ROLES)}"
+    problem = problem.replace("`", "").replace(" | null", "").removesuffix(".")
+    problem = problem[:1].lower() + problem[1:]
+    return ApiError(f"The field {clip(field, 60)!r}: {clip(problem, 200)}.", param=field or None)

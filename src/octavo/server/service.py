@@ -1,0 +1,141 @@
+"""The state behind the routes: the engine's client, the model's text side, and whether requests are taken.
+
+Life: starting (the engine loads) -> ready -> draining (no new requests, open ones finish) -> closed. A start that
+fails sets `failure`, one sentence for the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.client import ENGINE_COMMAND, AsyncEngineClient, EngineFailed
+from octavo.models.spec import ModelError
+from octavo.models.tokenizer import load_tokenizer
+from octavo.observability.metrics import Metrics
+from octavo.server.answer import StalledSends
+from octavo.server.errors import ApiError
+from octavo.server.job import Job, JobMaker
+from octavo.server.params import ModelLimits
+from octavo.server.text import ModelText, load_text
+from octavo.types import Progress, Ready
+
+logger = logging.getLogger(__name__)
+
+STOPPING = "The server is shutting down; send the request again in a moment."
+
+
+class Service:
+    """See the module. All methods belong to the event loop of the server."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        config: ServerConfig,
+        on_ready: Callable[[Ready], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self.engine = engine
+        self.config = config
+        self.metrics = Metrics()
+        self.stalled = StalledSends()
+        self.client = AsyncEngineClient(
+            engine,
+            on_progress=on_progress,
+            on_step=self.metrics.step,
+            on_restart=self.metrics.restarted,
+            command=command,
+        )
+        self.maker: JobMaker | None = None
+        self.text: ModelText | None = None
+        self.model_name = ""
+        self.started_at = 0
+        self.draining = False
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins loading; requests are refused until it is done."""
+        self._tasks.append(asyncio.create_task(self._load()))
+        self._tasks.append(asyncio.create_task(self.stalled.run()))
+
+    async def _load(self) -> None:
+        text = asyncio.create_task(asyncio.to_thread(self._load_text))
+        try:
+            ready = await self.client.start()
+            self.text = await text
+        except (EngineFailed, ModelError, OSError) as error:
+            text.cancel()
+            if self._on_failure is not None:
+                self._on_failure(str(error))
+            return
+        self.model_name = ready.info.name
+        self.started_at = int(time.time())
+        limits = ModelLimits(num_tokens=ready.info.num_tokens, max_model_len=ready.max_model_len)
+        self.maker = JobMaker(self.text, limits, ready.info.name, self.config, self.client.new_id)
+        if self._on_ready is not None:
+            self._on_ready(ready)
+
+    def _load_text(self) -> ModelText:
+        return load_text(load_tokenizer(self.engine.model.path))
+
+    def drain(self) -> None:
+        """Takes no more requests; open ones have `drain_seconds`, then they are ended with a reason."""
+        if not self.draining:
+            self.draining = True
+            self._tasks.append(asyncio.create_task(self.client.drain(self.config.drain_seconds, STOPPING)))
+
+    async def close(self) -> None:
+        self.draining = True
+        for task in self._tasks:
+            task.cancel()
+        await self.client.close()
+        if self.text is not None:
+            await asyncio.to_thread(self.text.close)
+
+    # --- state --------------------------------------------------------------------------------------
+
+    def status(self) -> str:
+        """ready, or why not."""
+        if self.client.failure is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        if self.maker is None:
+            return "starting"
+        if self.client.ready is None:
+            return "restarting"
+        return "full" if self._room() <= 0 else "ready"
+
+    def _room(self) -> int:
+        """Requests that can still be taken."""
+        scheduler = self.engine.scheduler
+        return scheduler.max_num_seqs + scheduler.max_waiting - self.client.num_open()
+
+    def admit(self) -> JobMaker:
+        """What makes jobs; a 503 where none can be taken now."""
+        status = self.status()
+        if status == "ready":
+            assert self.maker is not None
+            return self.maker
+        reasons = {
+            "starting": "The model is loading; try again in a moment.",
+            "restarting": "The engine is being started again; try again in a moment.",
+            "draining": STOPPING,
+            "full": "Too many requests are waiting; try again in a moment.",
+            "failed": f"The engine cannot run: {self.client.failure}",
+        }
+        raise ApiError(reasons[status], status=503, code=status)
+
+    def check_room(self, job: Job) -> None:
+        """The queue holds all of a job or nothing of it."""
+        if len(job.requests) > self._room():
+            raise ApiError("Too many requests are waiting; try again in a moment.", status=503, code="full")

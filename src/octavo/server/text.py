@@ -1,0 +1,54 @@
+"""The model's text side: its tokeniser and its chat template, as the server and `LLM` use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.models.tokenizer import Tokenizer
+from octavo.server.errors import ApiError
+from octavo.server.templates import ChatTemplate, ChatTemplateError
+
+
+class ModelText:
+    """Texts to ids; `tokens` gives bytes back."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, no_template: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._no_template = no_template
+        self.tokens = tokenizer
+        self.longest_token = max(
+            (len(tokenizer.token_bytes(token)) for token in range(tokenizer.num_tokens)), default=1
+        )
+        """Bytes of the longest token: a bound on how few tokens a text can have."""
+
+    def prompt(self, text: str) -> list[int]:
+        """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
+        return self._tokenizer.encode(text, parse_special=True, add_bos=self._tokenizer.add_bos)
+
+    def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """A chat's prompt: the text of control tokens inside messages stays text."""
+        if self._template is None:
+            raise ApiError(_sentence(self._no_template), param="messages", code="no_chat_template")
+        try:
+            return self._tokenizer.encode_chat(self._template.render(messages))
+        except ChatTemplateError as error:
+            raise ApiError(_sentence(str(error)), param="messages", code="chat_template_error") from error
+
+    def close(self) -> None:
+        """Ends the template's worker."""
+        if self._template is not None:
+            self._template.close()
+
+
+def load_text(tokenizer: Tokenizer) -> ModelText:
+    """The text side of a model; without a chat template, chats are refused and say how to supply one."""
+    try:
+        return ModelText(tokenizer, ChatTemplate.of(tokenizer))
+    except ChatTemplateError as error:
+        return ModelText(tokenizer, None, str(error))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
