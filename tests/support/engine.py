@@ -52,15 +52,13 @@ class Rig:
                 self.requests[message.request_id] = message
                 self.tokens[message.request_id] = []
             self.core.handle(message)
+        self._poison()
 
     def step(self) -> list[TokenDelta]:
         """One step, with every invariant checked afterwards."""
         output = self.core.step()
         self.steps += 1
-        for number, group in enumerate(self.core.kv.groups):
-            pool = group.pool
-            assert pool.free + pool.used + pool.idle == pool.total
-            self.ledger.poison(number, pool.free_ids())
+        self._poison()
         assert not self.ledger.violations, self.ledger.violations
         if output is None:
             return []
@@ -102,6 +100,13 @@ class Rig:
             assert group.pool.used == 0
             assert group.pool.available == group.pool.total
         assert not self.core.kv.has_parked
+
+    def _poison(self) -> None:
+        """Wipes what is free now, though steps may still be in flight."""
+        for number, group in enumerate(self.core.kv.groups):
+            pool = group.pool
+            assert pool.free + pool.used + pool.idle == pool.total
+            self.ledger.poison(number, pool.free_ids())
 
     def _take(self, delta: TokenDelta) -> None:
         request_id = delta.request_id

@@ -51,6 +51,7 @@ class Scheduler:
         self._released: list[int] = []
         self._flight: deque[StepRecord] = deque()
         self._next_step = 0
+        self._turn = 0
         self._deltas: list[TokenDelta] = []
 
     # --- requests enter and leave ---
@@ -139,7 +140,7 @@ class Scheduler:
     def _plan_decodes(self, draft: Draft, decodes: list[RequestState], held_back: int) -> None:
         room = draft.budget - held_back
         if len(decodes) > room:
-            decodes.sort(key=lambda request: request.last_step)
+            decodes.sort(key=lambda request: request.turn)
         for request in decodes:
             if draft.left <= held_back:
                 break
@@ -238,7 +239,8 @@ class Scheduler:
             work.append(SeqWork(request.slot, start, item.count, item.new_blocks, item.sample, store_from))
             request.num_computed = end
             request.drawing = item.sample
-            request.last_step = request.kv.last_step = step_id
+            request.kv.last_step = step_id
+            request.turn = self._turn = self._turn + 1
         released, self._released = tuple(self._released), []
         self._flight.append(StepRecord(step_id, items))
         return StepPlan(step_id, tuple(new), tuple(work), released)

@@ -34,7 +34,6 @@ class RequestState:
         "drawing",
         "epoch",
         "kv",
-        "last_step",
         "max_total",
         "min_total",
         "num_computed",
@@ -47,6 +46,7 @@ class RequestState:
         "status",
         "stop_ids",
         "tokens",
+        "turn",
     )
 
     def __init__(self, request: NewRequest, arrival: int, limit: int, eos: tuple[int, ...], kv: SequenceKV) -> None:
@@ -73,7 +73,8 @@ class RequestState:
         self.preemptions = 0
         self.resumed_at = 0
         """`num_tokens` at the last admission."""
-        self.last_step = -1
+        self.turn = 0
+        """Grows with every work that the scheduler gives out: smaller was served longer ago."""
         self.cached_tokens: int | None = None
         """Set at first admission, taken by the first delta."""
 

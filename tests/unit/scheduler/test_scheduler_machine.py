@@ -1,0 +1,106 @@
+"""The engine core under random messages and steps: progress, order, and one final reply for everybody."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from octavo.types import Abort, Drain
+from tests.support.engine import Rig
+from tests.support.ledger import make_request
+
+LENGTHS = st.sampled_from([1, 31, 32, 33, 64, 100, 200])
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Random arrivals, aborts and steps; `Rig` compares every answer with the naive loop's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+        self.drained = False
+
+    @initialize(
+        policy=st.sampled_from(["continuous", "static"]),
+        chunked=st.booleans(),
+        prefix_cache=st.booleans(),
+        paged=st.booleans(),
+        budget=st.sampled_from([1, 7, 64]),
+        depth=st.integers(1, 2),
+        pool=st.sampled_from([128, 160, 320]),
+        seqs=st.sampled_from([1, 4]),
+    )
+    def start(
+        self,
+        policy: str,
+        chunked: bool,
+        prefix_cache: bool,
+        paged: bool,
+        budget: int,
+        depth: int,
+        pool: int,
+        seqs: int,
+    ) -> None:
+        self.rig = Rig(
+            pool_tokens=pool,
+            max_model_len=128,
+            depth=depth,
+            paged=paged,
+            prefix_cache=prefix_cache,
+            policy=policy,
+            chunked_prefill=chunked,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            max_waiting=6,
+        )
+
+    @rule(length=LENGTHS, family=st.integers(3, 4), tokens=st.sampled_from([1, 5, 90]), priority=st.integers(0, 1))
+    def send(self, length: int, family: int, tokens: int, priority: int) -> None:
+        self.rig.send(
+            make_request(self.sent, [family] * length, tokens, priority=priority, ignore_eos=family == 3, seed=1)
+        )
+        self.sent += 1
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.rig.send(Abort([data.draw(st.integers(0, self.sent + 1))]))
+
+    @rule(count=st.integers(1, 10))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.step()
+
+    @rule(sure=st.sampled_from([False] * 9 + [True]))
+    def drain(self, sure: bool) -> None:
+        if sure:
+            self.rig.send(Drain())
+            self.drained = True
+
+    @invariant()
+    def in_order(self) -> None:
+        scheduler = self.rig.core.scheduler
+        for queue in (scheduler.running, scheduler.waiting):
+            orders = [request.order for request in queue]
+            assert orders == sorted(orders)
+        assert len(scheduler.running) <= self.rig.config.scheduler.max_num_seqs
+
+    @invariant()
+    def within_budget(self) -> None:
+        config = self.rig.config.scheduler
+        for plan in self.rig.ledger.plans:
+            total = sum(work.count for work in plan.work)
+            assert plan.work and total
+            whole = not config.chunked_prefill and len(plan.work) == 1
+            assert total <= config.max_num_batched_tokens or whole
+        self.rig.ledger.plans.clear()
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.run()
+            assert self.rig.core.finished == self.drained
+            self.rig.check_answers()
+
+
+CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCore = CoreMachine.TestCase
