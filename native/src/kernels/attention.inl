@@ -1,6 +1,7 @@
-// The attention op. Needs math.inl before it, and ../attention_layout.h at file scope.
+// The attention op. Needs math.inl before it.
 #pragma once
 
+#include "../attention_layout.h"
 #include "attention_dot.inl"
 #include "attention_tiled.inl"
 #include "attention_naive.inl"
