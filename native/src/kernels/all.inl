@@ -10,16 +10,8 @@
 #if OCTAVO_AMX && __has_include("kernels/amx.inl")
 #include "kernels/amx.inl"
 #endif
-#if __has_include("kernels/attention.inl")
 #include "kernels/attention.inl"
-#else
-#include "kernels/basic_attention.inl"
-#endif
-#if __has_include("kernels/sampler.inl")
 #include "kernels/sampler.inl"
-#else
-#include "kernels/basic_sampler.inl"
-#endif
 
 // Tiles are configured by the ops that use them and released at the end of a step.
 static void k_enter() {}
