@@ -177,8 +177,9 @@ class Scheduler:
 
     def _plan_prompts(self, draft: Draft, prompts: list[RequestState]) -> None:
         queue = [request for request in prompts if request.status is Status.RUNNING]
-        queue += self._policy.with_budget(self.waiting)
-        if not queue:
+        if len(self.running) < self._config.max_num_seqs:
+            queue += self._policy.with_budget(self.waiting)
+        if not queue or draft.left <= 0:
             return
         self._chunking.arrange(queue)
         oldest: RequestState | None = None
@@ -298,19 +299,21 @@ class Scheduler:
             return
         request.drawing = False
         assert output.tokens, "a step that samples returns a token"
-        taken, reason = 0, None
-        for token in output.tokens:
+        tokens, logprobs = list(output.tokens), output.logprobs
+        reason = None
+        for taken, token in enumerate(tokens, 1):
             request.tokens.append(token)
-            taken += 1
             reason = request.ending()
             if reason is not None:
+                del tokens[taken:]
                 break
-        self.counters.generated += taken
+        self.counters.generated += len(tokens)
         # Rejected drafts, if any, were not computed after all; the newest token never is.
-        request.num_computed = min(request.num_computed, len(request.tokens) - 1)
-        logprobs = None if output.logprobs is None else list(output.logprobs[:taken])
+        if request.num_computed >= len(request.tokens):
+            request.num_computed = len(request.tokens) - 1
         cached = request.cached_tokens if reason is None else None
-        delta = TokenDelta(request.request.request_id, list(output.tokens[:taken]), logprobs, cached_tokens=cached)
+        listed = None if logprobs is None else list(logprobs[: len(tokens)])
+        delta = TokenDelta(request.request.request_id, tokens, listed, None, None, None, cached)
         if reason is not None:
             self.finish(request, reason, delta)
         else:
@@ -321,16 +324,17 @@ class Scheduler:
         """Sorts the computed positions: new prompt, or computed before; decodes count as generated tokens."""
         request = item.request
         start, end = item.start, item.start + item.count
-        known = request.num_prompt + len(request.request.generated)
-        again = min(end, request.computed_once) - start
-        if again > 0:
-            self.counters.recomputed += again
-            start += again
-        if start < end:
+        once, known = request.computed_once, request.num_known
+        if end > once:
             request.computed_once = end
-            prompt = max(0, min(end, request.num_prompt) - start)
-            self.counters.prompt += prompt
-            self.counters.recomputed += max(0, min(end, known) - start - prompt)
+        if start >= known and start >= once:
+            return
+        if start < once:
+            self.counters.recomputed += min(end, once) - start
+            start = min(end, once)
+        prompt = max(0, min(end, request.num_prompt) - start)
+        self.counters.prompt += prompt
+        self.counters.recomputed += max(0, min(end, known) - start - prompt)
 
 
 def _order(request: RequestState) -> tuple[int, int]:

@@ -37,6 +37,7 @@ class RequestState:
         "max_total",
         "min_total",
         "num_computed",
+        "num_known",
         "num_prompt",
         "order",
         "preemptions",
@@ -55,6 +56,8 @@ class RequestState:
         self.request = request
         self.tokens = request.prompt + request.generated
         self.num_prompt = len(request.prompt)
+        self.num_known = len(self.tokens)
+        """Tokens that came with the request."""
         self.max_total = min(self.num_prompt + params.max_tokens, limit)
         self.min_total = self.num_prompt + params.min_tokens
         self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else params.stop_token_ids + eos)
@@ -124,7 +127,7 @@ class RequestState:
     def ending(self) -> FinishReason | None:
         """What the newest token means: a stop id past `min_tokens`, the length, or nothing."""
         total = len(self.tokens)
-        if total > self.num_prompt and self.tokens[-1] in self.stop_ids and total > self.min_total:
+        if self.tokens[-1] in self.stop_ids and total > self.min_total and total > self.num_prompt:
             return FinishReason.STOP
         return FinishReason.LENGTH if total >= self.max_total else None
 
