@@ -34,6 +34,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return HFCheckpoint(path)
     if not path.exists():
         raise ModelError(f"{path} does not exist; name a .gguf file or a directory with config.json and safetensors")
+    if not path.is_file():
+        raise ModelError(f"{path} is no file; name a .gguf file or a directory with config.json and safetensors")
     if path.suffix == ".safetensors":
         raise ModelError(f"{path.name} is one file of a model; name its directory, which holds config.json too")
     return GgufCheckpoint(path)

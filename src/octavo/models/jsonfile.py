@@ -5,6 +5,7 @@ Owns nothing; off switch: none.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +23,12 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """A whole file of at most `limit` bytes."""
     try:
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise ModelError(f"{path} has {size} bytes; the limit for such a file is {limit}")
+            return file.read(size)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(content) > limit:
-        raise ModelError(f"{path} is larger than {limit} bytes, the limit for such a file")
-    return content
 
 
 def read_json(path: Path, kind: type[T], limit: int = CONFIG_BYTES) -> T:

