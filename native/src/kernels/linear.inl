@@ -148,6 +148,8 @@ OCT_INLINE void finish_row(const LinearArgs& a, int64_t row, int64_t block, F16 
   f_store_n(a.dst + at, c, count);
 }
 
+#include "kernels/linear_row.inl"
+
 struct LinearScratch {
   float* x;     // [tiles][rows][32]
   float* w;     // [kMicroBlocks][32][16]
@@ -187,6 +189,12 @@ static void k_linear(const LinearArgs& a, const Team& team) {
   int64_t begin, end;
   team.range((a.weight->n + 15) / 16, &begin, &end);
   if (begin == end) return;
+  if (is_one_row(a)) {
+    const LinearScratch s = linear_scratch(a.weight->k, 1);
+    convert_rows(a, 0, 1, s.x);
+    linear_row(a, s.x, begin, end);
+    return;
+  }
   for (int64_t row = 0; row < a.rows; row += kRowBlock) {
     const int rows = a.rows - row < kRowBlock ? (int)(a.rows - row) : kRowBlock;
     const LinearScratch s = linear_scratch(a.weight->k, rows);

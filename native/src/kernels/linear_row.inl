@@ -1,0 +1,90 @@
+// linear for one row: weights are expanded in registers and used at once.
+
+// Even and odd chain of one tile; x points at the tile's 32 inputs.
+struct Chains {
+  F16 even, odd;
+};
+
+OCT_INLINE Chains row_tile_bf16(const uint8_t* tile, const float* x) {
+  Chains s = {f_zero(), f_zero()};
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i++) {
+    F16 even, odd;
+    pair_load((const uint16_t*)tile + 32 * i, even, odd);
+    s.even = f_fma(f_set(x[2 * i]), even, s.even);
+    s.odd = f_fma(f_set(x[2 * i + 1]), odd, s.odd);
+  }
+  return s;
+}
+
+OCT_INLINE Chains row_tile_q8(const uint8_t* tile, const float* x) {
+  const F16 d = half_load((const uint16_t*)(tile + 512));
+  Chains s = {f_zero(), f_zero()};
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i++) {
+    const int8_t* q = (const int8_t*)tile + 32 * i;
+    s.even = f_fma(f_set(x[2 * i]), round_weight(f_mul(i_to_f(i8_load(q)), d)), s.even);
+    s.odd = f_fma(f_set(x[2 * i + 1]), round_weight(f_mul(i_to_f(i8_load(q + 16)), d)), s.odd);
+  }
+  return s;
+}
+
+OCT_INLINE Chains row_tile_q4(const uint8_t* tile, const float* x) {
+  const F16 d = half_load((const uint16_t*)(tile + 256)), m = half_load((const uint16_t*)(tile + 288));
+  const I16 low = i_set(15);
+  Chains s = {f_zero(), f_zero()};
+  for (int h = 0; h < 2; h++) {
+    I16 even = i_load((const int32_t*)(tile + 128 * h)), odd = i_load((const int32_t*)(tile + 128 * h + 64));
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; t++) {
+      const float* p = x + 16 * h + 2 * t;
+      s.even = f_fma(f_set(p[0]), round_weight(f_fma(d, i_to_f(i_and(even, low)), m)), s.even);
+      s.odd = f_fma(f_set(p[1]), round_weight(f_fma(d, i_to_f(i_and(odd, low)), m)), s.odd);
+      even = i_shr<4>(even);
+      odd = i_shr<4>(odd);
+    }
+  }
+  return s;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "kernels/linear_row_avx2.inl"
+#endif
+
+template <WeightKind kKind>
+static F16 row_block(const uint8_t* data, int tiles, const float* x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (kKind == WeightKind::kQ4_1) {
+    const uint8_t* next = data + tiles * 320;
+    return {q4_half_block(data, 0, tiles, x, next), q4_half_block(data, 1, tiles, x, next)};
+  }
+#endif
+  F16 c = f_zero();
+  for (int t = 0; t < tiles; t++, data += tile_bytes(kKind), x += 32) {
+    const Chains s = kKind == WeightKind::kBf16   ? row_tile_bf16(data, x)
+                     : kKind == WeightKind::kQ8_0 ? row_tile_q8(data, x)
+                                                  : row_tile_q4(data, x);
+    c = f_add(c, f_add(s.even, s.odd));
+  }
+  return c;
+}
+
+template <WeightKind kKind>
+static void row_blocks(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
+  const int tiles = (a.weight->k + 31) / 32;
+  for (int64_t block = begin; block < end; block++)
+    finish_row(a, 0, block, row_block<kKind>(block_data(*a.weight, block), tiles, x));
+}
+
+// Whether the one-row kernel serves this call.
+OCT_INLINE bool is_one_row(const LinearArgs& a) {
+  return a.rows == 1 && !a.src_f32 && a.weight->kind != WeightKind::kF32;
+}
+static void linear_row(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
+  if (a.weight->kind == WeightKind::kBf16)
+    row_blocks<WeightKind::kBf16>(a, x, begin, end);
+  else if (a.weight->kind == WeightKind::kQ8_0)
+    row_blocks<WeightKind::kQ8_0>(a, x, begin, end);
+  else
+    row_blocks<WeightKind::kQ4_1>(a, x, begin, end);
+}
