@@ -48,7 +48,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, config: EngineConfig | None = None) -> None:
-        from octavo.execution import build_executor
+        from octavo.execution.factory import build_executor
         from octavo.models.tokenizer import load_tokenizer
         from octavo.server.text import load_text
 
@@ -58,7 +58,7 @@ class LLM:
         self._core = EngineCore(self._executor.config, self._executor)
         self.info = self._executor.info
         self.report: tuple[str, ...] = self._executor.report
-        self.max_model_len: int = self._executor.config.model.max_model_len
+        self.max_model_len = self._executor.config.model.max_model_len or self.info.max_context
         self._ids = itertools.count(1)
         self._inbox: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
         self._open: dict[int, queue.SimpleQueue[TokenDelta]] = {}
@@ -103,6 +103,7 @@ class LLM:
         self._inbox.put(None)
         self._thread.join()
         self._executor.close()
+        self._text.close()
 
     def __enter__(self) -> LLM:  # noqa: PYI034
         return self

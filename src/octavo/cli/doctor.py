@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import octavo
 from octavo.config import ENVIRONMENT, ConfigError, EngineConfig, ServerConfig, environment, explain
@@ -34,15 +34,15 @@ def report(engine: EngineConfig) -> Iterator[str]:
 
 def _model(engine: EngineConfig) -> Iterator[str]:
     """What the model is and what it would get."""
-    from octavo.execution import plan_resources
-    from octavo.models.store import find_default_model
+    from octavo.execution.factory import plan_resources
+    from octavo.models.store import cached_default_model
 
-    path = engine.model.path or find_default_model()
+    path = engine.model.path or str(cached_default_model() or "")
     if not path:
         yield "model      the default model is not fetched yet; octavo serve does it"
         return
     try:
-        spec, config, budget = plan_resources(engine, str(path))
+        spec, config, budget = plan_resources(replace(engine, model=replace(engine.model, path=path)))
     except (ModelError, ConfigError) as error:
         yield f"model      {path}: REFUSED: {error}"
         return

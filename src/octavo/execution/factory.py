@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import Budget, EngineConfig, Facts, explain, resolve
 from ..models.checkpoint import open_checkpoint
@@ -18,6 +19,9 @@ from ..types import KVGroupSpec, ModelInfo
 from . import machine
 from .executor import LocalExecutor
 from .forward import Forward
+
+if TYPE_CHECKING:
+    from ..ops.cpu.packing import ArenaPlan
 
 Progress = Callable[[str, float | None], None]
 
@@ -51,6 +55,16 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
     return LocalExecutor(loaded.config, info, loaded.num_blocks, report, loaded.forward)
 
 
+def plan_resources(config: EngineConfig) -> tuple[ModelSpec, EngineConfig, Budget]:
+    """What `build_executor` would settle on for the CPU back end, without loading weights."""
+    checkpoint = open_checkpoint(Path(config.model.path))
+    try:
+        spec = checkpoint.spec
+        return spec, *_resolve_cpu(config, checkpoint)[1:]
+    finally:
+        checkpoint.close()
+
+
 def kv_groups(spec: ModelSpec, bytes_per_token: int) -> tuple[KVGroupSpec, ...]:
     layers = tuple(range(spec.layers))
     return (KVGroupSpec(name="full", kind="full", layers=layers, bytes_per_token=bytes_per_token),)
@@ -65,17 +79,12 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
 
 
 def _load_cpu(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:
-    from octavo import _native
-
-    from ..ops.cpu.packing import open_arena, plan_arena
+    from ..ops.cpu.packing import open_arena
     from .cpu import CpuForward
 
     spec = checkpoint.spec
-    isas = tuple(_native.isas())
-    float32 = config.model.precision == "float32"
-    plan = plan_arena(checkpoint.sources(), config.model.precision)
-    per_token = _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
-    resolved, budget = resolve(config, _facts(spec, per_token, plan.size, _native.cpu_count(), isas))
+    plan, resolved, budget = _resolve_cpu(config, checkpoint)
+    per_token = _cpu_kv_bytes(config, spec)
     arena = open_arena(
         plan,
         checkpoint.weights_id(),
@@ -92,6 +101,24 @@ def _load_cpu(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) 
     if arena.problem:
         lines.append(f"cache      packed weights are kept in memory alone: {arena.problem}")
     return Loaded(resolved, budget, plan.size, num_blocks, forward, tuple(lines))
+
+
+def _resolve_cpu(config: EngineConfig, checkpoint: Checkpoint) -> tuple[ArenaPlan, EngineConfig, Budget]:
+    from octavo import _native
+
+    from ..ops.cpu.packing import plan_arena
+
+    plan = plan_arena(checkpoint.sources(), config.model.precision)
+    per_token = _cpu_kv_bytes(config, checkpoint.spec)
+    facts = _facts(checkpoint.spec, per_token, plan.size, _native.cpu_count(), tuple(_native.isas()))
+    return plan, *resolve(config, facts)
+
+
+def _cpu_kv_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    from octavo import _native
+
+    float32 = config.model.precision == "float32"
+    return _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
 
 
 def _load_reference(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:

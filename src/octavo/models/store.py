@@ -86,6 +86,12 @@ def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Pat
     return target
 
 
+def cached_default_model() -> Path | None:
+    """The default model's file where it was fetched before; nothing is downloaded."""
+    target = cache_dir() / "models" / DEFAULT_MODEL.file
+    return target if _is_whole(target, DEFAULT_MODEL) else None
+
+
 def _is_whole(target: Path, pin: Pin) -> bool:
     if not target.is_file() or target.stat().st_size != pin.size:
         return False
