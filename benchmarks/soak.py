@@ -143,7 +143,7 @@ async def pool_is_full(server: ServerProcess, patience: float = 10.0) -> bool:
     while time.monotonic() < deadline:
         _, body = await request(server.host, server.port, "GET", "/metrics")
         values = parse_metrics(body.decode())
-        free, total = values["octavo_kv_blocks_free"], values["octavo_kv_blocks_total"]
+        free, total = values["octavo_kv_blocks_free"], values["octavo_kv_blocks"]
         if free == total and values["octavo_requests_running"] == 0 and values["octavo_requests_waiting"] == 0:
             return True
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The shape of the code: imports point one way, nothing of the serving path knows Torch, docs/where.md tells the truth."""
+"""The shape of the code: imports point one way, nothing of the serving path knows Torch, docs/where.md is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`octavo doctor`: what this machine has, what Octavo would choose, and every limit. Loads no weights, starts nothing."""
+"""`octavo doctor`: what this machine has, what Octavo would choose, and every limit. Loads no weights."""
 
 from __future__ import annotations
 
