@@ -185,7 +185,7 @@ static void linear_blocks(const LinearArgs& a, const LinearScratch& s, int64_t r
     for (int r = 0; r < rows; r++) finish_row(a, row + r, block + b, f_load(s.c + (b * kRowBlock + r) * 16));
 }
 
-static void k_linear(const LinearArgs& a, const Team& team) {
+static void linear_lanes(const LinearArgs& a, const Team& team) {
   int64_t begin, end;
   team.range((a.weight->n + 15) / 16, &begin, &end);
   if (begin == end) return;
@@ -205,3 +205,7 @@ static void k_linear(const LinearArgs& a, const Team& team) {
     for (; block < end; block++) linear_blocks<1>(a, s, row, rows, block);
   }
 }
+
+#if !OCTAVO_AMX
+static void k_linear(const LinearArgs& a, const Team& team) { linear_lanes(a, team); }
+#endif
