@@ -115,6 +115,10 @@ std::vector<std::string> usable_isas() {
 
 const Kernels* find_kernels(const std::string& name) {
   const std::vector<std::string> usable = usable_isas();
+#if defined(__x86_64__)
+  const bool avx2 = std::find(usable.begin(), usable.end(), "avx2") != usable.end();
+  if (avx2 && name == kKernelsAmxEmulated.name) return &kKernelsAmxEmulated;
+#endif
   if (std::find(usable.begin(), usable.end(), name) == usable.end()) return nullptr;
 #if defined(__x86_64__)
   for (const Kernels* k : {&kKernelsAmx, &kKernelsAvx512, &kKernelsAvx2}) {

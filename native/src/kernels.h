@@ -179,6 +179,7 @@ extern const Kernels kKernelsPortable;
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
 extern const Kernels kKernelsAmx;
+extern const Kernels kKernelsAmxEmulated;  // for tests: AMX code on AVX2, tiles emulated
 #endif
 
 }  // namespace octavo

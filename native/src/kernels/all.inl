@@ -7,7 +7,8 @@
 #include "kernels/expand.inl"
 #include "kernels/embed.inl"
 #include "kernels/linear.inl"
-#if OCTAVO_AMX && __has_include("kernels/amx.inl")
+#if OCTAVO_AMX
+#include "kernels/amx_tiles.inl"
 #include "kernels/amx.inl"
 #endif
 #include "kernels/attention.inl"
@@ -17,6 +18,6 @@
 static void k_enter() {}
 static void k_leave() {
 #if OCTAVO_AMX
-  _tile_release();
+  tile_release();
 #endif
 }

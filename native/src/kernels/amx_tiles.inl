@@ -58,22 +58,23 @@ static void tile_config() {
   _tile_loadconfig(&p);
 }
 static void tile_release() { _tile_release(); }
+// Written out: the compiler's own forms are macros that take literals alone.
 template <int T>
 OCT_INLINE void tile_zero() {
-  _tile_zero(T);
+  asm volatile("tilezero %%tmm%c0" : : "i"(T));
 }
 template <int T>
 OCT_INLINE void tile_load(const void* p, int64_t stride) {
-  _tile_loadd(T, p, stride);
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(T) : "memory");
 }
 template <int T>
 OCT_INLINE void tile_store(void* p, int64_t stride) {
-  _tile_stored(T, p, stride);
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(T) : "memory");
 }
 // C += A x B: an even chain and an odd chain over 16 pairs of bfloat16, then C + (even + odd).
 template <int C, int A, int B>
 OCT_INLINE void tile_dp() {
-  _tile_dpbf16ps(C, A, B);
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
 #endif
