@@ -60,3 +60,11 @@ def build() -> Iterator[Build]:
     yield make
     for executor in made:
         executor.close()
+
+
+@pytest.fixture(scope="session")
+def shared(model_path: Path) -> Iterator[LocalExecutor]:
+    """The default model in a small engine, for tests that need no configuration of their own."""
+    executor = build_executor(configured(model_path, max_num_batched_tokens=640), lambda what, fraction: None)
+    yield executor
+    executor.close()
