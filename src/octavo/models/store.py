@@ -72,11 +72,10 @@ def cache_dir() -> Path:
 
 def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Path:
     """The default model's file, downloaded on the first call. Without `report`, a terminal gets a progress line."""
+    if (cached := cached_default_model(pin)) is not None:
+        return cached
     target = cache_dir() / "models" / pin.file
-    if _is_whole(target, pin):
-        return target
-    if report is None:
-        report = _terminal_report()
+    report = report or _terminal_report()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target, report):
@@ -87,10 +86,10 @@ def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Pat
     return target
 
 
-def cached_default_model() -> Path | None:
-    """The default model's file where it was fetched before; nothing is downloaded."""
-    target = cache_dir() / "models" / DEFAULT_MODEL.file
-    return target if _is_whole(target, DEFAULT_MODEL) else None
+def cached_default_model(pin: Pin = DEFAULT_MODEL) -> Path | None:
+    """The default model's file where it is in the cache already and whole; fetches nothing."""
+    target = cache_dir() / "models" / pin.file
+    return target if _is_whole(target, pin) else None
 
 
 def _is_whole(target: Path, pin: Pin) -> bool:
