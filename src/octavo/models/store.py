@@ -99,7 +99,7 @@ def _is_whole(target: Path, pin: Pin) -> bool:
 
 
 def _locked(target: Path, report: Report) -> FileLock:
-    """The lock, taken; the returned object frees it at the end of the `with` block."""
+    """The lock for a `with` block; says so first where another process holds it."""
     lock = FileLock(f"{target}.lock")
     try:
         lock.acquire(timeout=0)
