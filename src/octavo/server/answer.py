@@ -19,7 +19,7 @@ from octavo.observability.metrics import Metrics
 from octavo.server.body import Receive, Send
 from octavo.server.choice import Piece
 from octavo.server.errors import ApiError, error_body
-from octavo.server.formats import DONE, Answer, ChatFormat, CompletionFormat
+from octavo.server.formats import DONE, Answer, ChatFormat, CompletionFormat, line_safe
 from octavo.server.job import Job
 from octavo.types import FinishReason, TokenDelta
 
@@ -119,7 +119,7 @@ class Responder:
                 events.append(self._ending())
             if events:
                 stalled.begin(task)
-                await send({"type": "http.response.body", "body": b"".join(events), "more_body": not last})
+                await send({"type": "http.response.body", "body": line_safe(b"".join(events)), "more_body": not last})
                 stalled.end(task)
             if last:
                 return

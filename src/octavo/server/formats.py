@@ -21,6 +21,15 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
 
 
+def line_safe(events: bytes) -> bytes:
+    """Events without the line separators that JSON allows and that many clients split lines at."""
+    if events.isascii():
+        return events
+    for raw, escape in ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085")):
+        events = events.replace(raw, escape)
+    return events
+
+
 class Answer:
     """What is collected of one choice for a whole body."""
 

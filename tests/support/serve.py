@@ -1,0 +1,35 @@
+"""A server process for tests: `python -m tests.support.serve CONFIG`, with the engine that CONFIG names.
+
+CONFIG is the JSON of `Serve`. Used by tests/support/server.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.client import ENGINE_COMMAND
+from octavo.server.run import run
+
+
+@dataclass(frozen=True)
+class Serve:
+    """What to serve."""
+
+    engine: EngineConfig
+    server: ServerConfig = field(default_factory=lambda: ServerConfig(port=0))
+    module: str = ""
+    """Module that is the engine's process; empty: the real one."""
+
+
+def main() -> int:
+    what = msgspec.json.decode(sys.argv[1], type=Serve)
+    command = (sys.executable, "-m", what.module) if what.module else ENGINE_COMMAND
+    return run(what.engine, what.server, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
