@@ -73,7 +73,7 @@ class Batch:
     def set_tokens(self, ids: Any) -> None:
         """int32 [rows]."""
     def set_sequences(self, seqs: Any, block_tables: Sequence[Any]) -> None:
-        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block_tables: int32 [num_seqs, width] a group."""
+        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block tables: int32 [num_seqs, width] a group."""
     def set_logit_rows(self, rows: Any) -> None:
         """int32 [n]: rows whose logits are needed, in the order of the samples."""
     def set_samples(self, samples: Sequence[Sample]) -> None:
@@ -163,7 +163,7 @@ class Program:
     def run_op(self, index: int, batch: Batch) -> None:
         """One op (`program=off`); equal bits."""
     def read(self, buffer: int, rows: int) -> Any:
-        """A float32 NumPy copy [rows, columns]. Buffers share memory: ValueError where a later op took it over (tap it)."""
+        """A float32 NumPy copy [rows, columns]; ValueError where a later op reused the memory (tap it)."""
     def write(self, buffer: int, values: Any) -> None:
         """float32 [rows, columns]; rounded where the buffer is bf16."""
     def results(self) -> list[tuple[int, float, list[int], list[float]]]:
