@@ -14,6 +14,7 @@ import pytest
 from octavo import _native
 from tests.support.native import (
     ISAS,
+    Llama,
     LlamaShape,
     LlamaWeights,
     batch,
@@ -185,6 +186,61 @@ def test_programs_end_their_threads(rng: np.random.Generator) -> None:
         assert p.read(out, 1).shape == (1, 32)
         del p
     assert thread_count() <= before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_many_short_steps_on_fewer_or_more_threads_than_cpus(threads: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((9, 32), dtype=np.float32)
+    p = program(ISAS[0], threads, float32=True)
+    src = p.input(32, False)
+    h = src
+    for _ in range(10):
+        h = p.rms_norm(h, vector(np.ones(32, np.float32)), 1e-5)
+    p.write(src, x)
+    first = None
+    for _ in range(100):
+        p.run(rows_only(9))
+        now = bits(p.read(h, 9))
+        first = now if first is None else first
+        np.testing.assert_array_equal(now, first)
+    p.close()
+
+
+def test_programs_of_several_threads_run_at_the_same_time(rng: np.random.Generator) -> None:
+    shape = LlamaShape()
+    weights = LlamaWeights.draw(rng, shape)
+    b = prompt_batch(rng, shape)
+    models = [llama(ISAS[0], 2, shape, weights) for _ in range(3)]
+    found: list[np.ndarray] = []
+
+    def steps(m: Llama) -> None:
+        for _ in range(20):
+            m.program.run(b)
+        found.append(bits(m.program.read(m.logits, 2)))
+
+    running = [threading.Thread(target=steps, args=(m,)) for m in models]
+    for t in running:
+        t.start()
+    for t in running:
+        t.join(60)
+    assert len(found) == 3
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_a_program_keeps_its_weights_and_pages_alive(rng: np.random.Generator) -> None:
+    shape = LlamaShape()
+    b = prompt_batch(rng, shape)
+    m = llama(ISAS[0], 1, shape, LlamaWeights.draw(rng, shape))
+    m.program.run(b)
+    before = bits(m.program.read(m.logits, 2))
+    kept, logits = m.program, m.logits
+    del m
+    gc.collect()
+    waste = [np.full(1 << 16, np.nan, np.float32) for _ in range(32)]
+    kept.run(b)
+    np.testing.assert_array_equal(bits(kept.read(logits, 2)), before)
+    del waste
 
 
 def good() -> dict[str, object]:
