@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,11 +32,43 @@ long futex(std::atomic<uint32_t>& word, int op, uint32_t value) {
   return syscall(SYS_futex, &word, op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
+// Notes where this member runs. Returns the first other member last seen on the same CPU, or -1.
+int neighbour(Shared& s, int rank) {
+  const int here = sched_getcpu();
+  if (s.cpu[rank].load(std::memory_order_relaxed) != here) s.cpu[rank].store(here, std::memory_order_relaxed);
+  for (int i = 0; i < s.size; i++) {
+    if (i != rank && s.cpu[i].load(std::memory_order_relaxed) == here) return i;
+  }
+  return -1;
+}
+
+// A woken thread is often put on its waker's CPU and left there while other CPUs are busy too. The higher rank
+// then asks for a CPU where no member runs, and is free again at once: this moves it, it does not pin it.
+void move_away(Shared& s, int rank) {
+  constexpr int64_t kEvery = 1000000;  // nanoseconds between moves of one thread
+  thread_local int64_t last = 0;
+  const int64_t time = now();
+  if (time - last < kEvery) return;
+  last = time;
+  cpu_set_t all, free;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  free = all;
+  for (int i = 0; i < s.size; i++) {
+    const int cpu = s.cpu[i].load(std::memory_order_relaxed);
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(cpu, &free);
+  }
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return;
+  sched_setaffinity(0, sizeof all, &all);
+  s.cpu[rank].store(sched_getcpu(), std::memory_order_relaxed);
+}
+
 // One barrier; the last to arrive may reset the counter before it lets the others go.
-void pass_barrier(Shared& s, bool reset) {
+void pass_barrier(Shared& s, int rank, bool reset) {
+  const int beside = s.spin ? neighbour(s, rank) : -1;
+  if (beside >= 0 && beside < rank) move_away(s, rank);
   const uint32_t phase = s.phase.load(std::memory_order_relaxed);
   if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < s.size) {
-    wait_change(s.phase, phase, s.sleepers, s.spin);
+    wait_change(s.phase, phase, s.sleepers, s.spin && beside < 0);
     return;
   }
   s.arrived.store(0, std::memory_order_relaxed);
@@ -67,16 +100,18 @@ void wake_all(std::atomic<uint32_t>& word, std::atomic<int32_t>& sleepers) {
 }
 
 void Team::barrier() const {
-  if (size > 1) pass_barrier(*shared, false);
+  if (size > 1) pass_barrier(*shared, rank, false);
 }
 
-void Team::reset_counter() const { pass_barrier(*shared, true); }
+void Team::reset_counter() const { pass_barrier(*shared, rank, true); }
 
 int64_t Team::take() const { return shared->counter.fetch_add(1, std::memory_order_relaxed); }
 
 ThreadPool::ThreadPool(int threads, int cpus) {
   shared_.size = threads;
   shared_.spin = threads <= cpus;
+  shared_.cpu = std::make_unique<std::atomic<int>[]>((size_t)threads);
+  for (int rank = 0; rank < threads; rank++) shared_.cpu[rank].store(-1, std::memory_order_relaxed);
   // Signals belong to the threads that Python knows.
   sigset_t all, old;
   sigfillset(&all);

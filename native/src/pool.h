@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -10,10 +11,12 @@
 
 namespace octavo {
 
-// What a team shares. `phase` counts barriers passed; waiters sleep on it.
+// What a team shares. `phase` counts barriers passed; waiters sleep on it. `cpu[rank]` is where that member last ran:
+// who waits for one that shares its CPU must not spin, or it keeps the other from running.
 struct Shared {
   int size = 1;
   bool spin = true;
+  std::unique_ptr<std::atomic<int>[]> cpu;
   alignas(64) std::atomic<int32_t> arrived{0};
   alignas(64) std::atomic<uint32_t> phase{0};
   alignas(64) std::atomic<int32_t> sleepers{0};

@@ -6,26 +6,36 @@
 #define OCT_ATTN_R 3
 #endif
 
-// One 32-deep block: `tile` is [16 pairs][16 columns][2] bf16, row r's inputs are a[r * lda + 0..31].
+#define OCT_ATTN_KERNEL template <int R> static __attribute__((noinline)) void
+
+// One 32-deep block: `tile` is [16 pairs][16 columns][2] bf16, row r's inputs are a[r * lda + 0..31]. The loop stays a
+// loop: unrolled wholly, GCC keeps its many addresses on the stack.
 template <int R>
 OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, F16* e, F16* o) {
+  const float* row[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; r++) e[r] = o[r] = f_zero();
+  for (int r = 0; r < R; r++) {
+    row[r] = a + r * (int64_t)lda;
+    e[r] = o[r] = f_zero();
+  }
+#pragma GCC unroll 1
+  for (int i = 0; i < 32; i += 8) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 8; j += 2) {
+      const int32_t* pairs = (const int32_t*)(tile + 16 * (i + j));
+      const F16 even = as_f(i_shl<16>(i_load(pairs)));
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; i++) {
-    F16 even, odd;
-    pair_load(tile + 32 * i, even, odd);
+      for (int r = 0; r < R; r++) e[r] = f_fma(f_set(row[r][i + j]), even, e[r]);
+      __asm__ volatile("" ::: "memory");  // loaded again: 12 sums leave AVX2 four registers
+      const F16 odd = as_f(i_and(i_load(pairs), i_set((int32_t)0xffff0000)));
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      e[r] = f_fma(f_set(a[r * lda + 2 * i]), even, e[r]);
-      o[r] = f_fma(f_set(a[r * lda + 2 * i + 1]), odd, o[r]);
+      for (int r = 0; r < R; r++) o[r] = f_fma(f_set(row[r][i + j + 1]), odd, o[r]);
     }
   }
 }
 
 // s[r * 32 + j] = scale * (q[r] . k[j]), bf16 pages.
-template <int R>
-static void at_scores_bf16(const float* q, int dk, const uint16_t* k, float scale, float* s) {
+OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, float scale, float* s) {
   for (int half = 0; half < 2; half++) {
     F16 c[R], e[R], o[R];
 #pragma GCC unroll 16
@@ -42,8 +52,7 @@ static void at_scores_bf16(const float* q, int dk, const uint16_t* k, float scal
 }
 
 // o[r] = o[r] * a[r] + p[r] . v, bf16 pages.
-template <int R>
-static void at_values_bf16(const float* p, const float* a, const uint16_t* v, int dv, float* o) {
+OCT_ATTN_KERNEL at_values_bf16(const float* p, const float* a, const uint16_t* v, int dv, float* o) {
   for (int d = 0; d < dv; d += 16) {
     F16 e[R], u[R];
     at_block<R>(p, 32, v + d * 32, e, u);
@@ -56,8 +65,7 @@ static void at_values_bf16(const float* p, const float* a, const uint16_t* v, in
 }
 
 // The same on float32 pages: K is [2 halves][dims][16], V is [32][dims].
-template <int R>
-static void at_scores_f32(const float* q, int dims, const float* k, float scale, float* s) {
+OCT_ATTN_KERNEL at_scores_f32(const float* q, int dims, const float* k, float scale, float* s) {
   for (int half = 0; half < 2; half++) {
     F16 c[R];
 #pragma GCC unroll 16
@@ -72,8 +80,7 @@ static void at_scores_f32(const float* q, int dims, const float* k, float scale,
   }
 }
 
-template <int R>
-static void at_values_f32(const float* p, const float* a, const float* v, int dims, float* o) {
+OCT_ATTN_KERNEL at_values_f32(const float* p, const float* a, const float* v, int dims, float* o) {
   for (int d = 0; d < dims; d += 16) {
     const int n = dims - d;
     F16 c[R];

@@ -16,11 +16,12 @@ OCT_INLINE void philox_rounds(I16 c[4], uint32_t k0, uint32_t k1) {
   }
 }
 
-// The noise words of tokens [64 b, 64 b + 64), in the order of the ids.
-static void philox_tokens(const SampleRow* p, int b, int32_t* words) {
-  I16 c[4] = {i_add(i_lanes(), i_set(16 * b)), i_set(p->position), i_set(p->choice), i_set(0)};
-  philox_rounds(c, (uint32_t)p->seed, (uint32_t)(p->seed >> 32));
+// The noise words of the tokens of four chunks of 16: words[16 j + i] is that of token 16 chunk[j] + i.
+static void philox_chunks(const SampleRow* p, const int32_t* chunk, int32_t* words) {
   int32_t t[4][16];
+  for (int i = 0; i < 16; i++) t[0][i] = 4 * chunk[i / 4] + i % 4;
+  I16 c[4] = {i_load(t[0]), i_set(p->position), i_set(p->choice), i_set(0)};
+  philox_rounds(c, (uint32_t)p->seed, (uint32_t)(p->seed >> 32));
   for (int w = 0; w < 4; w++) i_store(t[w], c[w]);
   for (int i = 0; i < 16; i++)
     for (int w = 0; w < 4; w++) words[4 * i + w] = t[w][i];
