@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import octavo
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.server.templates import ChatTemplate, ChatTemplateError, TemplateLimits, normalise
 from tests.support.tiny import CHAT_TEMPLATE, write_hf
@@ -138,6 +139,15 @@ def test_after_close_nothing_runs_and_closing_again_is_harmless(make: Make) -> N
     assert process.poll() is not None
     with pytest.raises(ChatTemplateError):
         template.render(USER)
+
+
+def test_a_file_in_the_working_directory_is_not_imported(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('hijacked')")
+    monkeypatch.setenv("PYTHONPATH", str(Path(octavo.__file__).resolve().parents[1]))
+    monkeypatch.chdir(tmp_path)
+    assert text(make("{{ messages[0].content }}"), USER) == "hi"
 
 
 def test_many_threads_share_one_template(make: Make) -> None:

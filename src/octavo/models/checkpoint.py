@@ -59,6 +59,8 @@ class GgufCheckpoint:
         self._canonical = {file_name: canonical for canonical, file_name in matched.names.items()}
         for file_name in self._canonical:
             kind = self._file.tensors[file_name].type
+            if kind.startswith("Q") and len(self._file.tensors[file_name].shape) == 1:
+                raise meta.error(f"tensor {file_name} is a vector of type {kind}; vectors must be F32, F16 or BF16")
             if kind not in SUPPORTED_TYPES:
                 supported = ", ".join(SUPPORTED_TYPES)
                 raise meta.error(f"tensor {file_name} has type {kind}, which is not supported; supported: {supported}")

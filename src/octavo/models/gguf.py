@@ -251,8 +251,8 @@ class _Parser:
             self.file.tensors[tensor.name] = tensor
             rows.append(tensor)
         alignment = self.file.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise self.fail(f"general.alignment is {alignment}; it must be a power of two")
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise self.fail(f"general.alignment is {alignment}; it must be a power of two from 8 on")
         start = -(-self.at // alignment) * alignment
         end, previous = 0, ""
         for tensor in sorted(rows, key=lambda row: row.offset):

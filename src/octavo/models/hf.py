@@ -69,7 +69,7 @@ class HFCheckpoint:
         for tensor in self._tensors.values():
             canonical = self._canonical.get(tensor.name)
             if canonical is not None:
-                yield Tensor(canonical, tensor.type, tensor.shape, tensor.data)
+                yield Tensor(canonical, tensor.type, tensor.shape, _aligned(tensor.data))
 
     def close(self) -> None:
         self._tensors = {}
@@ -90,6 +90,12 @@ def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, StoredTensor])
             f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it; "
             "set tie_word_embeddings to false to use it"
         )
+
+
+def _aligned(data: memoryview) -> memoryview:
+    """The same bytes at an address that floats may have; headers of an odd length cost a copy."""
+    address: int = np.frombuffer(data, np.uint8).ctypes.data
+    return data if address % 4 == 0 else np.frombuffer(data, np.uint8).copy().data
 
 
 def _bytes(tensor: StoredTensor) -> Any:

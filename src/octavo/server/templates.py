@@ -180,7 +180,7 @@ class _Worker:
         self.started = False
         self._first = json.dumps(first).encode()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.server.template_worker"],
+            [sys.executable, "-P", "-m", "octavo.server.template_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=child_environment(),

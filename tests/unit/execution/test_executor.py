@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> EngineConfig:
     )
 
 
-@pytest.fixture(params=["reference"])
+@pytest.fixture(params=["reference", "cpu"])
 def executor(request: pytest.FixtureRequest, config: EngineConfig) -> Iterator[LocalExecutor]:
     made = build_executor(
         replace(config, execution=ExecutionConfig(backend=request.param)),

@@ -296,6 +296,27 @@ def test_a_truncated_file_says_how_many_bytes_there_are_and_should_be(tmp_path: 
     assert "truncated" in refusal(path) and "500" in refusal(path)
 
 
+def test_a_quantised_vector_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", Tiny(attn_bias=True)).path
+    row = b"blk.0.attn_q.bias" + (1).to_bytes(4, "little") + (64).to_bytes(8, "little")
+    content = path.read_bytes()
+    assert content.count(row + bytes(4)) == 1
+    path.write_bytes(content.replace(row + bytes(4), row + (8).to_bytes(4, "little")))
+    message = refusal(path)
+    assert "blk.0.attn_q.bias" in message and "Q8_0" in message
+
+
+def test_a_header_of_an_odd_length_gives_aligned_tensors(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m")
+    path = model.path / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    path.write_bytes((length + 1).to_bytes(8, "little") + content[8 : 8 + length] + b" " + content[8 + length :])
+    checkpoint = open_checkpoint(model.path)
+    check_tensors(checkpoint, model)
+    assert all(np.frombuffer(tensor.data, np.uint8).ctypes.data % 4 == 0 for tensor in checkpoint.tensors())
+
+
 def test_rope_factors_of_one_are_ignored_and_others_refused(tmp_path: Path) -> None:
     ones = np.ones(8, np.float32)
     model = write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": ones})

