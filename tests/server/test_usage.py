@@ -58,6 +58,13 @@ def test_cached_tokens_are_none_when_cold_and_whole_blocks_afterwards(tiny: Serv
     assert details == [0, 64]
 
 
+def test_the_choices_of_a_prompt_share_its_computation(tiny: Server) -> None:
+    prompt = [(5 * i) % 250 + 3 for i in range(200)]
+    before = tiny.metric("octavo_prompt_tokens_total")
+    tiny.complete(prompt=prompt, n=4, max_tokens=2)
+    assert tiny.metric("octavo_prompt_tokens_total") - before <= 200 + 3 * 32
+
+
 @pytest.mark.parametrize("length", [31, 32, 33, 64, 65])
 def test_a_repeated_prompt_is_cached_up_to_its_last_whole_block_but_never_whole(tiny: Server, length: int) -> None:
     prompt = [(11 * i + length) % 250 + 3 for i in range(length)]

@@ -59,6 +59,11 @@ def _run(channel: ChildChannel, build_executor: ExecutorFactory) -> int:
         executor = build_executor(config, progress)
     except (ValueError, OSError, MemoryError) as error:
         return _fatal(channel, str(error) or type(error).__name__)
+    except PeerGone:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return _fatal(channel, f"the engine cannot start: {type(error).__name__}: {error}")
     try:
         core = EngineCore(executor.config, executor)
         channel.send(core.ready(executor.report))

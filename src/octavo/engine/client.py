@@ -145,6 +145,8 @@ class AsyncEngineClient:
         self._process: EngineProcess | None = None
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, _OpenRequest] = {}
+        self._followers: dict[int, list[int]] = {}
+        """First choice -> the other choices of its prompt, not yet sent."""
         self._next_id = 0
         self._started: asyncio.Future[Ready] | None = None
         self._restart: asyncio.Task[None] | None = None
@@ -179,6 +181,7 @@ class AsyncEngineClient:
     async def close(self, seconds: float = _EXIT_SECONDS) -> None:
         """Fails what is open and ends the engine, by force if it does not go within `seconds`."""
         self._closing = True
+        loading = self.ready is None
         self.ready = None
         if self._restart is not None:
             self._restart.cancel()
@@ -186,6 +189,8 @@ class AsyncEngineClient:
         process = self._process
         if process is None:
             return
+        if loading:
+            process.kill()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(Shutdown()))
         if not await asyncio.to_thread(process.wait, seconds):
@@ -219,13 +224,22 @@ class AsyncEngineClient:
         return len(self._open)
 
     def submit(self, requests: Sequence[NewRequest]) -> DeltaStream:
-        """Sends requests (all of one user's call); their deltas come in one stream."""
+        """Sends requests (all of one user's call); their deltas come in one stream.
+
+        Of the choices of one prompt the first goes ahead, and the others follow with its first token: by then the
+        prompt is in the prefix cache, and is computed once.
+        """
         stream = DeltaStream((request.request_id for request in requests), self.abort)
+        leader: int | None = None
         for request in requests:
             assert request.request_id not in self._open, "request ids are unique"
             self._open[request.request_id] = _OpenRequest(request, stream)
-            if self.ready is not None:
-                self._write(request)
+            if request.choice == 0 or leader is None:
+                leader = request.request_id
+                if self.ready is not None:
+                    self._write(request)
+            else:
+                self._followers.setdefault(leader, []).append(request.request_id)
         if self.failure is not None or self._closing:
             self.abort_all(self.failure or "the server is shutting down")
         return stream
@@ -244,6 +258,8 @@ class AsyncEngineClient:
         known = [request_id for request_id in request_ids if self._open.pop(request_id, None) is not None]
         if known and self.ready is not None:
             self._write(Abort(known))
+        for request_id in request_ids:
+            self._release(request_id)
 
     def abort_all(self, reason: str) -> None:
         """Ends every open request with a final delta that names the reason."""
@@ -263,6 +279,13 @@ class AsyncEngineClient:
         self._closing = True
         if self.ready is not None:
             self._write(Drain())
+
+    def _release(self, leader: int) -> None:
+        """Sends the choices that waited for this one, where they are still wanted."""
+        for request_id in self._followers.pop(leader, ()):
+            record = self._open.get(request_id)
+            if record is not None and self.ready is not None:
+                self._write(record.again())
 
     def _write(self, message: ClientMessage) -> None:
         assert self._transport is not None
@@ -292,6 +315,8 @@ class AsyncEngineClient:
             if record is None:
                 continue
             record.generated.extend(delta.tokens)
+            if delta.request_id in self._followers:
+                self._release(delta.request_id)
             if delta.finish is not None:
                 del table[delta.request_id]
             if delta.cached_tokens is not None:
@@ -305,6 +330,7 @@ class AsyncEngineClient:
         self._backoff.ready()
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
+        self._followers.clear()
         for record in self._open.values():
             self._write(record.again())
 

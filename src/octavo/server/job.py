@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -61,19 +62,20 @@ class JobMaker:
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
         messages = prompts.chat_messages(body)
-        characters = sum(len(message["content"]) for message in messages)
-        self._refuse_hopeless(characters, "messages")
-        ids = await prompts.run_long(self._text.chat, messages, characters)
+        self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
+        ids = await asyncio.to_thread(self._text.chat, messages)
         return self._job(body, [ids], logprobs)
 
     async def completion(self, body: CompletionBody) -> Job:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.completion_logprobs(body, self._config)
-        if isinstance(body.prompt, str):
-            self._refuse_hopeless(len(body.prompt), "prompt")
-        ids = await prompts.completion_prompts(body, self._text.prompt, self._limits, self._config)
+        ids = await prompts.completion_prompts(body, self._encode, self._limits, self._config)
         return self._job(body, ids, logprobs)
+
+    def _encode(self, text: str) -> list[int]:
+        self._refuse_hopeless(len(text), "prompt")
+        return self._text.prompt(text)
 
     def _check_model(self, body: ChatBody | CompletionBody) -> None:
         if body.model is not None and body.model != self._model_name:
@@ -86,6 +88,8 @@ class JobMaker:
 
     def _refuse_hopeless(self, characters: int, param: str) -> None:
         """Text that cannot fit however it is tokenised is not tokenised at all."""
+        if characters <= self._limits.max_model_len:
+            return
         least = characters // self._text.longest_token
         if least > self._limits.max_model_len:
             raise ApiError(
@@ -96,6 +100,8 @@ class JobMaker:
             )
 
     def _job(self, body: ChatBody | CompletionBody, ids: list[list[int]], logprobs: int | None) -> Job:
+        if body.stream_options is not None and not body.stream:
+            raise ApiError("stream_options needs stream true.", param="stream_options")
         options = params.text_options(body, logprobs, self._config)
         n = body.n or 1
         requests: list[NewRequest] = []

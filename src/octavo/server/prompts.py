@@ -80,7 +80,7 @@ async def completion_prompts(
 
 async def _prompt_ids(prompt: Any, encode: Encode, limits: ModelLimits) -> list[int]:
     if isinstance(prompt, str):
-        ids = await run_long(encode, prompt, len(prompt))
+        ids = encode(prompt) if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode, prompt)
     elif isinstance(prompt, list):
         ids = prompt
         for token in ids:
@@ -94,10 +94,3 @@ async def _prompt_ids(prompt: Any, encode: Encode, limits: ModelLimits) -> list[
     if not ids:
         raise ApiError("prompt is empty; send at least one token.", param="prompt")
     return ids
-
-
-async def run_long(encode: Callable[[Any], list[int]], argument: Any, characters: int) -> list[int]:
-    """Runs a tokenisation here, or in a worker thread where it may take long."""
-    if characters < LONG_TEXT:
-        return encode(argument)
-    return await asyncio.to_thread(encode, argument)

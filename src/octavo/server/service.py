@@ -85,7 +85,9 @@ class Service:
             self._on_ready(ready)
 
     def _load_text(self) -> ModelText:
-        return load_text(load_tokenizer(self.engine.model.path))
+        text = load_text(load_tokenizer(self.engine.model.path))
+        text.check()
+        return text
 
     def drain(self) -> None:
         """Takes no more requests; open ones have `drain_seconds`, then they are ended with a reason."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from octavo.models.tokenizer import Tokenizer
 from octavo.server.errors import ApiError
 from octavo.server.templates import ChatTemplate, ChatTemplateError
+
+logger = logging.getLogger(__name__)
 
 
 class ModelText:
@@ -18,10 +22,20 @@ class ModelText:
         self._template = template
         self._no_template = no_template
         self.tokens = tokenizer
-        self.longest_token = max(
-            (len(tokenizer.token_bytes(token)) for token in range(tokenizer.num_tokens)), default=1
-        )
+
+    @cached_property
+    def longest_token(self) -> int:
         """Bytes of the longest token: a bound on how few tokens a text can have."""
+        token_bytes = self._tokenizer.token_bytes
+        return max((len(token_bytes(token)) for token in range(self._tokenizer.num_tokens)), default=1)
+
+    def check(self) -> None:
+        """Waits until chats can be rendered; a template that cannot work is told in the log and to callers."""
+        if self._template is not None:
+            try:
+                self._template.check()
+            except ChatTemplateError as error:
+                logger.warning("chats will be refused: %s", error)
 
     def prompt(self, text: str) -> list[int]:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
