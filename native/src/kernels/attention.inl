@@ -1,8 +1,12 @@
-// The attention op. Needs math.inl before it.
+// The attention op. Needs math.inl before it, and amx_tiles.inl where there are tiles.
 #pragma once
 
 #include "../attention_layout.h"
 #include "attention_dot.inl"
+#include "attention_shape.inl"
+#if OCTAVO_AMX
+#include "attention_amx.inl"
+#endif
 #include "attention_tiled.inl"
 #include "attention_naive.inl"
 

@@ -19,7 +19,7 @@ static void an_row(const AttentionArgs& p, const AtShape& sh, const SeqRun* seq,
   const int n = (last - first + 1) * 32;
   float* q = s + n;
   float* o = q + sh.dq;
-  AtUnit u = {seq, row, 1, 0, -1, nullptr, 0};
+  AtUnit u = {seq, row, 1, 0, -1, false, nullptr, 0};
   AtShape one = sh;
   one.group = 1;
   u.head = head;

@@ -4,63 +4,6 @@
 // pass over a tile. Where there are few units and long contexts, a unit is one partition of that; what partitions gave
 // is then kept in slots of shared scratch and merged in order after a barrier. How work is divided changes no bit.
 
-struct AtShape {
-  int group;   // query heads of one KV head
-  int dq, dv;  // strides of a row of q and of o, floats
-  int block;   // rows of a sequence in one unit
-  int rows;    // query rows in one unit, at most
-  int k_bytes; // where V begins in a tile
-  int slot;    // floats of a partition slot: m, l, padding to 16, then o
-};
-
-// A thread's own scratch; arrays are indexed by query row = row * group + head.
-struct AtOwn {
-  float *q, *s, *o, *l, *m, *m_new, *a, *merged_o, *merged_m, *merged_l;
-};
-
-struct AtUnit {
-  const SeqRun* seq;
-  int row, count;  // rows of the sequence
-  int head;        // KV head
-  int part;        // the partition, or -1 for all
-  float* slots;    // of the sequence, where part >= 0
-  int parts;       // slots a query row
-};
-
-static AtShape at_shape(const AttentionArgs& p) {
-  AtShape s;
-  const int d = p.kv.head_dim;
-  s.group = p.q_heads / p.kv.kv_heads;
-  s.dq = p.kv.f32 ? d : (d + 31) / 32 * 32;
-  s.dv = p.kv.f32 ? d : (d + 15) / 16 * 16;
-  s.block = s.group >= OCT_ATTN_ROWS ? 1 : OCT_ATTN_ROWS / s.group;
-  s.rows = s.block * s.group;
-  s.k_bytes = p.kv.f32 ? 32 * d * 4 : 32 * s.dq * 2;
-  s.slot = 16 + (s.dv + 15) / 16 * 16;
-  return s;
-}
-
-static size_t at_own_floats(const AtShape& s) {
-  const size_t rows = (size_t)(s.rows + 15) / 16 * 16;
-  return (rows * (size_t)(s.dq + 2 * s.dv + 32 + 16 + 5) + 63) / 16 * 16;
-}
-
-static AtOwn at_own(const AtShape& s, float* base) {
-  const size_t rows = (size_t)(s.rows + 15) / 16 * 16;
-  AtOwn w;
-  w.s = base;
-  w.l = w.s + rows * 32;
-  w.m = w.l + rows * 16;
-  w.m_new = w.m + rows;
-  w.a = w.m_new + rows;
-  w.merged_m = w.a + rows;
-  w.merged_l = w.merged_m + rows;
-  w.q = w.merged_l + rows;
-  w.o = w.q + rows * s.dq;
-  w.merged_o = w.o + rows * s.dv;
-  return w;
-}
-
 OCT_INLINE int at_first_seen(const AttentionArgs& p, int position) {
   return p.window > 0 && position >= p.window ? position - p.window + 1 : 0;
 }
@@ -97,7 +40,7 @@ static void at_mask(const AttentionArgs& p, float* s, int tile_start, int positi
 }
 
 // Softmax of rows [0, n) over one tile: scores become probabilities, m, l and the factor a are brought up to date.
-static void at_softmax(const AttentionArgs& p, const AtOwn& w, int at, int n) {
+static void at_softmax(const AttentionArgs& p, const AtUnit& u, const AtOwn& w, int at, int n) {
   const F16 none = as_f(i_set((int32_t)0xff800000));
   for (int r = at; r < at + n; r++) {
     const float m = f_hmax(f_max(f_load(w.s + r * 32), f_load(w.s + r * 32 + 16)));
@@ -115,8 +58,13 @@ static void at_softmax(const AttentionArgs& p, const AtOwn& w, int at, int n) {
       p0 = bf16_round_finite(p0);
       p1 = bf16_round_finite(p1);
     }
-    f_store(w.s + r * 32, p0);
-    f_store(w.s + r * 32 + 16, p1);
+    if (u.tiles) {
+      u16_store((uint16_t*)(w.s + r * 32), i_shr<16>(as_i(p0)));
+      u16_store((uint16_t*)(w.s + r * 32) + 16, i_shr<16>(as_i(p1)));
+    } else {
+      f_store(w.s + r * 32, p0);
+      f_store(w.s + r * 32 + 16, p1);
+    }
     f_store(w.l + r * 16, f_fma(f_load(w.l + r * 16), f_set(w.a[r]), f_add(p0, p1)));
     w.m[r] = w.m_new[r];
   }
@@ -133,6 +81,31 @@ static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
       }
     }
   }
+}
+
+// The two products of query rows [at, at + n) with one tile's keys or values.
+static void at_scores(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int at, int n,
+                      const uint8_t* k) {
+#if OCTAVO_AMX
+  if (u.tiles) {
+    const uint16_t* q = (const uint16_t*)w.q + (size_t)at * sh.dq;
+    return amx_scores(n, q, sh.dq, (const uint16_t*)k, p.scale, w.s + at * 32);
+  }
+#else
+  (void)u;
+#endif
+  at_scores_rows<OCT_ATTN_R>(p.kv.f32, n, w.q + at * sh.dq, sh.dq, k, p.scale, w.s + at * 32);
+}
+
+static void at_values(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int at, int n,
+                      const uint8_t* v) {
+  float *s = w.s + at * 32, *a = w.a + at, *o = w.o + at * sh.dv;
+#if OCTAVO_AMX
+  if (u.tiles) return amx_values(n, s, a, (const uint16_t*)v, sh.dv, o, at + n == u.count * sh.group);
+#else
+  (void)u;
+#endif
+  at_values_rows<OCT_ATTN_R>(p.kv.f32, n, s, a, v, sh.dv, o);
 }
 
 // One partition of a unit's rows, from scratch.
@@ -154,14 +127,14 @@ static void at_partition(const AttentionArgs& p, const AtShape& sh, const AtUnit
     if (lo >= hi) continue;
     const uint8_t* tile = at_tile(p.kv, u.seq, u.head, t);
     const int at = lo * sh.group, rows = (hi - lo) * sh.group;
-    at_scores_rows<OCT_ATTN_R>(p.kv.f32, rows, w.q + at * sh.dq, sh.dq, tile, p.scale, w.s + at * 32);
+    at_scores(p, sh, u, w, at, rows, tile);
     for (int r = lo; r < hi; r++) {
       const int position = start + r;
       if (position >= t * 32 + 31 && at_first_seen(p, position) <= t * 32 && p.softcap <= 0) continue;
       for (int g = 0; g < sh.group; g++) at_mask(p, w.s + (r * sh.group + g) * 32, t * 32, position);
     }
-    at_softmax(p, w, at, rows);
-    at_values_rows<OCT_ATTN_R>(p.kv.f32, rows, w.s + at * 32, w.a + at, tile + sh.k_bytes, sh.dv, w.o + at * sh.dv);
+    at_softmax(p, u, w, at, rows);
+    at_values(p, sh, u, w, at, rows, tile + sh.k_bytes);
   }
 }
 
@@ -228,7 +201,12 @@ static void at_run(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, c
   const int start = u.seq->start + u.row, last = start + u.count - 1;
   const int first = at_first_seen(p, start) / OCT_ATTN_PARTITION, end = last / OCT_ATTN_PARTITION;
   if (u.part >= 0 && (u.part < first || u.part > end)) return;
-  at_load_q(p, sh, u, w.q);
+#if OCTAVO_AMX
+  if (u.tiles)
+    amx_load_q(p, sh, u, (uint16_t*)w.q);
+  else
+#endif
+    at_load_q(p, sh, u, w.q);
   for (int part = u.part < 0 ? first : u.part; part <= (u.part < 0 ? end : u.part); part++) {
     at_partition(p, sh, u, w, part);
     at_finish(p, sh, u, w, part);
@@ -276,7 +254,20 @@ static bool at_split(const AttentionArgs& p, const AtShape& sh, int threads) {
          floats * sizeof(float) <= (size_t)threads * OCT_ATTN_SPLIT_BYTES;
 }
 
+// Whether a unit of n query rows uses AMX tiles: the bits are the same.
+OCT_INLINE bool at_tiles(const AttentionArgs& p, int n) {
+#if OCTAVO_AMX
+  return !p.kv.f32 && n >= OCT_ATTN_TILE_ROWS;
+#else
+  (void)p, (void)n;
+  return false;
+#endif
+}
+
 static void at_tiled(const AttentionArgs& p, const Team& team) {
+#if OCTAVO_AMX
+  tile_config();
+#endif
   const AtShape sh = at_shape(p);
   const size_t own = at_own_floats(sh);
   const AtOwn w = at_own(sh, (float*)p.scratch + own * team.rank);
@@ -300,6 +291,7 @@ static void at_tiled(const AttentionArgs& p, const Team& team) {
       u.count = s->count - row < sh.block ? s->count - row : sh.block;
       u.head = (int)(at / parts % p.kv.kv_heads);
       u.part = parts > 1 ? (int)(at % parts) : -1;
+      u.tiles = at_tiles(p, u.count * sh.group);
       u.slots = slot;
       u.parts = parts;
       at_run(p, sh, u, w);
