@@ -1,8 +1,8 @@
 // How long attention takes on this machine. Not part of the default build:
 //   cmake -S native -B build/dev -DOCTAVO_BENCH=ON && cmake --build build/dev && build/dev/attention_bench avx2 2
-// Arguments: instruction set, threads, (q heads, KV heads, head size), (one case). A case walks the layers of one pool, as a step
-// does, so short contexts come from memory as cold as they do in service. The best of several walks is printed; with one
-// thread the clock is that thread's CPU time, so that other work on the machine disturbs less.
+// Arguments: instruction set, threads, (q heads, KV heads, head size), (one case). A case walks the layers of one pool,
+// as a step does, so short contexts come from memory as cold as they do in service. The best of several walks is
+// printed; with one thread the clock is that thread's CPU time, so that other work on the machine disturbs less.
 #include <time.h>
 
 #include <cmath>
@@ -78,8 +78,20 @@ void measure(const Setup& s, const Case& c, ThreadPool& threads) {
   Job job{};
   job.kernels = s.kernels;
   job.pool = &pool;
-  job.args = {q.data(), out.data(), runs.data(), c.streams, s.q_heads, s.q_heads * dq, ld,
-              1.0f / std::sqrt((float)s.head_dim), 0, 0, nullptr, false, scratch.data(), pool.layer(0)};
+  job.args = {q.data(),
+              out.data(),
+              runs.data(),
+              c.streams,
+              s.q_heads,
+              s.q_heads * dq,
+              ld,
+              1.0f / std::sqrt((float)s.head_dim),
+              0,
+              0,
+              nullptr,
+              false,
+              scratch.data(),
+              pool.layer(0)};
   double best = 1e9;
   double spent = 0;
   for (int i = 0; i < 12 && spent < 3; i++) {
@@ -117,9 +129,9 @@ int main(int argc, char** argv) {
   std::printf("%s, %d threads, %d q heads, %d KV heads, head size %d\n", s.kernels->name, s.threads, s.q_heads,
               s.kv_heads, s.head_dim);
   ThreadPool threads(s.threads, s.threads);
-  const Case cases[] = {{"decode, 1 stream x 160", 1, 1, 160},      {"decode, 32 streams x 160", 32, 1, 160},
-                        {"decode, 1 stream x 4000", 1, 1, 4000},    {"decode, 8 streams x 4000", 8, 1, 4000},
-                        {"prefill, 512 rows", 1, 512, 512},         {"prefill, 512 rows at 3488", 1, 512, 4000}};
+  const Case cases[] = {{"decode, 1 stream x 160", 1, 1, 160},   {"decode, 32 streams x 160", 32, 1, 160},
+                        {"decode, 1 stream x 4000", 1, 1, 4000}, {"decode, 8 streams x 4000", 8, 1, 4000},
+                        {"prefill, 512 rows", 1, 512, 512},      {"prefill, 512 rows at 3488", 1, 512, 4000}};
   const int only = argc > 6 ? std::atoi(argv[6]) : -1;
   for (int i = 0; i < 6; i++)
     if (only < 0 || only == i) measure(s, cases[i], threads);

@@ -1,13 +1,18 @@
 // The attention op. Needs math.inl before it, and amx_tiles.inl where there are tiles.
 #pragma once
 
+// In the order of their dependence.
 #include "../attention_layout.h"
-#include "attention_dot.inl"
+
 #include "attention_shape.inl"
+
+#include "attention_dot.inl"
 #if OCTAVO_AMX
 #include "attention_amx.inl"
 #endif
+
 #include "attention_tiled.inl"
+
 #include "attention_naive.inl"
 
 static void k_attention(const AttentionArgs& p, const Team& team) {

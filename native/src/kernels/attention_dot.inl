@@ -6,7 +6,9 @@
 #define OCT_ATTN_R 3
 #endif
 
-#define OCT_ATTN_KERNEL template <int R> static __attribute__((noinline)) void
+#define OCT_ATTN_KERNEL \
+  template <int R>      \
+  static __attribute__((noinline)) void
 
 // One 32-deep block: `tile` is [16 pairs][16 columns][2] bf16, row r's inputs are a[r * lda + 0..31]. The loop stays a
 // loop: unrolled wholly, GCC keeps its many addresses on the stack.

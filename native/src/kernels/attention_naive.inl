@@ -1,6 +1,7 @@
 // Attention as the three-step product (docs/numerics.md: naive). Included by attention.inl.
 
-// Scores of one query row over the tiles [first, last] to s, positions from the first tile's start. Returns the maximum.
+// Scores of one query row over the tiles [first, last] to s, positions from the first tile's start. Returns the
+// maximum.
 static float an_scores(const AttentionArgs& p, const AtShape& sh, const SeqRun* seq, int position, int kv_head,
                        const float* q, float* s) {
   const int first = at_first_seen(p, position) / 32, last = position / 32;
@@ -43,8 +44,8 @@ static void an_row(const AttentionArgs& p, const AtShape& sh, const SeqRun* seq,
     const uint8_t* tile = at_tile(p.kv, seq, head / sh.group, t);
     at_values_rows<1>(p.kv.f32, 1, s + (t - first) * 32, &keep, tile + sh.k_bytes, sh.dv, o);
   }
-  const AttentionArgs plain = {p.q, p.dst, p.seqs, p.num_seqs, p.q_heads, p.ld_q, p.ld_dst, p.scale, p.window,
-                               p.softcap, nullptr, true, p.scratch, p.kv};
+  const AttentionArgs plain = {p.q,     p.dst,    p.seqs,    p.num_seqs, p.q_heads, p.ld_q,    p.ld_dst,
+                               p.scale, p.window, p.softcap, nullptr,    true,      p.scratch, p.kv};
   at_write(plain, seq->row + row, head, 0.0f, 1.0f, o);
 }
 

@@ -2,12 +2,12 @@
 #pragma once
 
 struct AtShape {
-  int group;   // query heads of one KV head
-  int dq, dv;  // strides of a row of q and of o, floats
-  int block;   // rows of a sequence in one unit
-  int rows;    // query rows in one unit, at most
-  int k_bytes; // where V begins in a tile
-  int slot;    // floats of a partition slot: m, l, padding to 16, then o
+  int group;    // query heads of one KV head
+  int dq, dv;   // strides of a row of q and of o, floats
+  int block;    // rows of a sequence in one unit
+  int rows;     // query rows in one unit, at most
+  int k_bytes;  // where V begins in a tile
+  int slot;     // floats of a partition slot: m, l, padding to 16, then o
 };
 
 // A thread's own scratch; arrays are indexed by query row = row * group + head.

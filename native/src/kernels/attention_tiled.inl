@@ -77,7 +77,9 @@ static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
       const size_t at = row + (size_t)(u.head * sh.group + g) * sh.dq;
       for (int d = 0; d < sh.dq; d += 16) {
         const int n = sh.dq - d;
-        f_store_n(q + d, p.kv.f32 ? f_load_n((const float*)p.q + at + d, n, 0.0f) : bf16_load((const uint16_t*)p.q + at + d), n);
+        f_store_n(q + d,
+                  p.kv.f32 ? f_load_n((const float*)p.q + at + d, n, 0.0f) : bf16_load((const uint16_t*)p.q + at + d),
+                  n);
       }
     }
   }
@@ -185,7 +187,8 @@ static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
       const int i = r * sh.group + g;
       const float l = f_sum(f_load(w.l + i * 16));
       if (u.part < 0) {
-        at_merge(w.merged_m + i, w.merged_l + i, w.merged_o + i * sh.dv, w.m[i], l, w.o + i * sh.dv, sh.dv, part == first);
+        at_merge(w.merged_m + i, w.merged_l + i, w.merged_o + i * sh.dv, w.m[i], l, w.o + i * sh.dv, sh.dv,
+                 part == first);
         continue;
       }
       const size_t query = (size_t)(u.row + r) * p.q_heads + u.head * sh.group + g;

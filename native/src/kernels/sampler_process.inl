@@ -31,12 +31,8 @@ static SpBest sp_best(const float* x, int n) {
   return {best, -1};
 }
 
-OCT_INLINE bool sp_repeats(const SampleRow& p) {
-  return p.repetition != 1.0f && (p.prompt_counts || p.output_counts);
-}
-OCT_INLINE bool sp_counts(const SampleRow& p) {
-  return p.output_counts && (p.frequency != 0.0f || p.presence != 0.0f);
-}
+OCT_INLINE bool sp_repeats(const SampleRow& p) { return p.repetition != 1.0f && (p.prompt_counts || p.output_counts); }
+OCT_INLINE bool sp_counts(const SampleRow& p) { return p.output_counts && (p.frequency != 0.0f || p.presence != 0.0f); }
 OCT_INLINE bool sp_changes(const SampleRow& p) {
   return sp_repeats(p) || sp_counts(p) || p.num_bias > 0 || p.num_banned > 0 || p.mask;
 }

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from octavo import _native
-from tests.support.contract import attention_row
 from tests.support import native
+from tests.support.contract import attention_row
 from tests.support.native import F32, batch, bits, program
 
 # AMX code runs on every machine with AVX2 as "amx-emulated".
