@@ -13,16 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-
-from ..config import EngineConfig
-from ..models.registry import forward_of
-from ..models.spec import ModelSpec
-from ..ops.base import Drawn
-from ..ops.cpu.ops import CpuOps
-from ..ops.cpu.packing import Arena
-from ..types import KVGroupSpec
-from .inputs import StepInputs
-from .rope import rope_tables
+from octavo.config import EngineConfig
+from octavo.execution.inputs import StepInputs
+from octavo.execution.rope import rope_tables
+from octavo.models.registry import forward_of
+from octavo.models.spec import ModelSpec
+from octavo.ops.base import Drawn
+from octavo.ops.cpu.ops import CpuOps
+from octavo.ops.cpu.packing import Arena
+from octavo.types import KVGroupSpec
 
 
 class CpuForward:

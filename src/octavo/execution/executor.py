@@ -11,9 +11,12 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ..config import EngineConfig
-from ..ops.base import Drawn
-from ..types import (
+from octavo.config import EngineConfig
+from octavo.execution.forward import Forward
+from octavo.execution.inputs import StepInputs, build_inputs
+from octavo.execution.slots import Slot, Slots
+from octavo.ops.base import Drawn
+from octavo.types import (
     ModelInfo,
     NewSlot,
     SeqOutput,
@@ -22,9 +25,6 @@ from ..types import (
     StepResult,
     TokenLogprobs,
 )
-from .forward import Forward
-from .inputs import StepInputs, build_inputs
-from .slots import Slot, Slots
 
 _NOTHING = SeqOutput()
 

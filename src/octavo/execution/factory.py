@@ -6,37 +6,39 @@ resolved configuration and the lines to print at start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Budget, EngineConfig, Facts, explain, resolve
-from ..models.checkpoint import open_checkpoint
-from ..models.spec import Checkpoint, ModelSpec
-from ..models.store import cache_dir, default_model
-from ..types import KVGroupSpec, ModelInfo
-from . import machine
-from .executor import LocalExecutor
-from .forward import Forward
+from octavo.config import Budget, EngineConfig, Facts, explain, resolve
+from octavo.execution import machine
+from octavo.execution.executor import LocalExecutor
+from octavo.execution.forward import Forward
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.spec import Checkpoint, ModelSpec
+from octavo.models.store import cache_dir, default_model
+from octavo.types import KVGroupSpec, ModelInfo
 
 if TYPE_CHECKING:
-    from ..ops.cpu.packing import ArenaPlan
+    from octavo.ops.cpu.packing import ArenaPlan
+
+if TYPE_CHECKING:
+    from octavo.ops.cpu.packing import ArenaPlan
 
 Progress = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a back end's loader hands over."""
+class Plan:
+    """What a model would take of this machine, and the configuration that follows."""
 
     config: EngineConfig
     budget: Budget
-    weights_bytes: int
-    num_blocks: tuple[int, ...]
-    forward: Forward
-    lines: tuple[str, ...]
-    """Report lines of the back end."""
+    kv_bytes_per_token: int
+    arena: ArenaPlan | None
+    """None on the reference back end."""
 
 
 def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
@@ -45,24 +47,24 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
     progress("opening the model", None)
     checkpoint = open_checkpoint(path)
     try:
-        checkpoint.sources()
-        load = _load_reference if config.execution.backend == "reference" else _load_cpu
-        loaded = load(config, checkpoint, progress)
-        info = _info(loaded, checkpoint)
+        plan = _plan(config, checkpoint)
+        groups = kv_groups(checkpoint.spec, plan.kv_bytes_per_token)
+        num_blocks = _num_blocks(plan.config)
+        forward, lines = _load(plan, checkpoint, groups, num_blocks, progress)
+        info = _info(plan, checkpoint, groups)
     finally:
         checkpoint.close()
-    report = (*explain(loaded.config, loaded.budget), *loaded.lines)
-    return LocalExecutor(loaded.config, info, loaded.num_blocks, report, loaded.forward)
+    return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)
 
 
 def plan_resources(config: EngineConfig) -> tuple[ModelSpec, EngineConfig, Budget]:
-    """What `build_executor` would settle on for the CPU back end, without loading weights."""
+    """The model's sizes, the resolved configuration and its memory; loads no weights."""
     checkpoint = open_checkpoint(Path(config.model.path))
     try:
-        spec = checkpoint.spec
-        return spec, *_resolve_cpu(config, checkpoint)[1:]
+        plan = _plan(config, checkpoint)
     finally:
         checkpoint.close()
+    return checkpoint.spec, plan.config, plan.budget
 
 
 def kv_groups(spec: ModelSpec, bytes_per_token: int) -> tuple[KVGroupSpec, ...]:
@@ -78,70 +80,50 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
     )
 
 
-def _load_cpu(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:
-    from ..ops.cpu.packing import open_arena
-    from .cpu import CpuForward
+def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
+    spec, sources = checkpoint.spec, checkpoint.sources()
+    if config.execution.backend == "reference":
+        per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * 4
+        weights = 4 * sum(math.prod(shape) for _, shape in sources.values())
+        # NumPy has no instruction sets of ours to choose between.
+        config = replace(config, execution=replace(config.execution, isa=None))
+        resolved, budget = resolve(config, _facts(spec, per_token, weights, machine.cpu_count(), ("numpy",)))
+        return Plan(resolved, budget, per_token, None)
+    from octavo import _native
+    from octavo.ops.cpu.packing import plan_arena
 
-    spec = checkpoint.spec
-    plan, resolved, budget = _resolve_cpu(config, checkpoint)
-    per_token = _cpu_kv_bytes(config, spec)
-    arena = open_arena(
-        plan,
-        checkpoint.weights_id(),
-        checkpoint.tensors,
-        cache_dir() / "packed",
-        progress,
-    )
-    groups = kv_groups(spec, per_token)
-    num_blocks = _num_blocks(resolved)
-    forward = CpuForward(resolved, spec, checkpoint.num_tokens, arena, groups, num_blocks)
-    lines = [_kernels_line(resolved)]
-    if note := plan.rounding():
+    arena = plan_arena(sources, config.model.precision)
+    float32 = config.model.precision == "float32"
+    per_token = _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
+    resolved, budget = resolve(config, _facts(spec, per_token, arena.size, _native.cpu_count(), tuple(_native.isas())))
+    return Plan(resolved, budget, per_token, arena)
+
+
+def _load(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    groups: tuple[KVGroupSpec, ...],
+    num_blocks: tuple[int, ...],
+    progress: Progress,
+) -> tuple[Forward, list[str]]:
+    """The back end's forward pass, and its lines of the report."""
+    if plan.arena is None:
+        from octavo.execution.reference import ReferenceForward
+
+        return ReferenceForward(plan.config, checkpoint, groups, num_blocks, progress), ["kernels    NumPy (slow)"]
+    from octavo.execution.cpu import CpuForward
+    from octavo.ops.cpu.packing import open_arena
+
+    # The float32 form is for checking, and eight times the file's size: not worth the disk.
+    directory = cache_dir() / "packed" if plan.config.model.precision == "bf16" else None
+    arena = open_arena(plan.arena, checkpoint.weights_id(), checkpoint.tensors, directory, progress)
+    forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, groups, num_blocks)
+    lines = [_kernels_line(plan.config)]
+    if note := plan.arena.rounding():
         lines.append(f"numbers    {note}")
     if arena.problem:
         lines.append(f"cache      packed weights are kept in memory alone: {arena.problem}")
-    return Loaded(resolved, budget, plan.size, num_blocks, forward, tuple(lines))
-
-
-def _resolve_cpu(config: EngineConfig, checkpoint: Checkpoint) -> tuple[ArenaPlan, EngineConfig, Budget]:
-    from octavo import _native
-
-    from ..ops.cpu.packing import plan_arena
-
-    plan = plan_arena(checkpoint.sources(), config.model.precision)
-    per_token = _cpu_kv_bytes(config, checkpoint.spec)
-    facts = _facts(checkpoint.spec, per_token, plan.size, _native.cpu_count(), tuple(_native.isas()))
-    return plan, *resolve(config, facts)
-
-
-def _cpu_kv_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    from octavo import _native
-
-    float32 = config.model.precision == "float32"
-    return _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
-
-
-def _load_reference(config: EngineConfig, checkpoint: Checkpoint, progress: Progress) -> Loaded:
-    from .reference import ReferenceForward
-
-    spec = checkpoint.spec
-    per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * 4
-    weights = 4 * sum(_product(shape) for _, shape in checkpoint.sources().values())
-    # The NumPy back end has no instruction sets or threads of its own to choose.
-    resolved, budget = resolve(
-        replace(config, execution=replace(config.execution, isa=None)),
-        _facts(spec, per_token, weights, machine.cpu_count(), ("numpy",)),
-    )
-    num_blocks = _num_blocks(resolved)
-    forward = ReferenceForward(resolved, checkpoint, kv_groups(spec, per_token), num_blocks, progress)
-    return Loaded(
-        resolved,
-        budget,
-        weights,
-        num_blocks,
-        forward,
-        ("kernels    NumPy reference (slow)",),
-    )
+    return forward, lines
 
 
 def _facts(spec: ModelSpec, kv_bytes: int, weights_bytes: int, cpus: int, isas: tuple[str, ...]) -> Facts:
@@ -172,25 +154,17 @@ def _kernels_line(config: EngineConfig) -> str:
     return f"kernels    {execution.isa}, {threads}, {execution.attention} attention, {config.model.precision}{program}"
 
 
-def _info(loaded: Loaded, checkpoint: Checkpoint) -> ModelInfo:
-    spec, config = checkpoint.spec, loaded.config
-    assert config.kv.size_bytes is not None and config.kv.size_tokens is not None
+def _info(plan: Plan, checkpoint: Checkpoint, groups: tuple[KVGroupSpec, ...]) -> ModelInfo:
+    spec = checkpoint.spec
     return ModelInfo(
-        name=config.model.name or checkpoint.name,
+        name=plan.config.model.name or checkpoint.name,
         architecture=spec.architecture,
         vocab_size=spec.vocab,
         num_tokens=checkpoint.num_tokens,
         max_context=spec.max_context,
         eos_token_ids=checkpoint.eos_token_ids,
-        kv_groups=kv_groups(spec, config.kv.size_bytes // config.kv.size_tokens),
+        kv_groups=groups,
         weights_id=checkpoint.weights_id(),
-        numerics_id=numerics_id(config, spec),
-        weights_bytes=loaded.weights_bytes,
+        numerics_id=numerics_id(plan.config, spec),
+        weights_bytes=plan.budget.weights,
     )
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

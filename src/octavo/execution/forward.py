@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.base import Drawn, SampleRow
-from .inputs import StepInputs
+from octavo.execution.inputs import StepInputs
+from octavo.ops.base import Drawn, SampleRow
 
 
 class Forward(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.base import SampleRow
-from ..types import SeqWork
-from .slots import Slot, Slots
+from octavo.execution.slots import Slot, Slots
+from octavo.ops.base import SampleRow
+from octavo.types import SeqWork
 
 I32 = npt.NDArray[np.int32]
 

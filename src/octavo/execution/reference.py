@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..config import EngineConfig
-from ..models.registry import forward_of
-from ..models.spec import Checkpoint
-from ..ops.base import Drawn
-from ..ops.numeric import expand_tensor
-from ..ops.reference.ops import Numerics, Pages, ReferenceBatch, ReferenceOps
-from ..ops.reference.sampler import ReferenceSample
-from ..types import KVGroupSpec
-from .inputs import StepInputs
-from .rope import rope_tables
+from octavo.config import EngineConfig
+from octavo.execution.inputs import StepInputs
+from octavo.execution.rope import rope_tables
+from octavo.models.registry import forward_of
+from octavo.models.spec import Checkpoint
+from octavo.ops.base import Drawn
+from octavo.ops.numeric import expand_tensor
+from octavo.ops.reference.ops import Numerics, Pages, ReferenceBatch, ReferenceOps
+from octavo.ops.reference.sampler import ReferenceSample
+from octavo.types import KVGroupSpec
 
 
 class ReferenceForward:

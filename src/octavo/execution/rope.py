@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..models.spec import ModelSpec
+from octavo.models.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..ops.base import SampleRow
-from ..types import ModelInfo, NewSlot, SamplingParams, SeqWork
+from octavo.ops.base import SampleRow
+from octavo.types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
 SampleFactory = Callable[[float, int, float, float, int, int, int], SampleRow]
 """(temperature, top_k, top_p, min_p, seed, choice, alternatives or -1) -> a back end's sample."""

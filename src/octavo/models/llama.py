@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ..ops.base import OpSet
-from .spec import ModelSpec
+from octavo.models.spec import ModelSpec
+from octavo.ops.base import OpSet
 
 V = TypeVar("V")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import llama
-from .spec import ModelError
+from octavo.models import llama
+from octavo.models.spec import ModelError
 
 Forward = Callable[[Any, Any, int], Any]
 """(op set, model spec, number of ids that may be drawn) -> logits."""

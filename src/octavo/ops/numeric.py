@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .base import SourceTensor
+from octavo.ops.base import SourceTensor
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from octavo import _native
-
-from ..base import UnsupportedOp
-from .packing import Arena
+from octavo.ops.base import UnsupportedOp
+from octavo.ops.cpu.packing import Arena
 
 
 class CpuOps:

@@ -21,9 +21,8 @@ import numpy as np
 from filelock import FileLock
 
 from octavo import _native
-
-from ..base import SourceTensor
-from ..numeric import expand
+from octavo.ops.base import SourceTensor
+from octavo.ops.numeric import expand
 
 LAYOUT_VERSION = 1
 """Changes whenever native/src/pack.h or the file format below does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..numeric import F32, round_bf16
+from octavo.ops.numeric import F32, round_bf16
 
 TILE = 32
 """Positions that attention visits at once."""

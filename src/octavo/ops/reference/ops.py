@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..base import Drawn, UnsupportedOp
-from ..numeric import F32, I32, round_bf16
-from . import functions as fn
-from .sampler import ReferenceSample, draw
+from octavo.ops.base import Drawn, UnsupportedOp
+from octavo.ops.numeric import F32, I32, round_bf16
+from octavo.ops.reference import functions as fn
+from octavo.ops.reference.sampler import ReferenceSample, draw
 
 
 class Pages:

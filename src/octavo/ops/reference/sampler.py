@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base import Drawn
-from ..numeric import F32
+from octavo.ops.base import Drawn
+from octavo.ops.numeric import F32
 
 _U32 = np.uint64(0xFFFFFFFF)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
