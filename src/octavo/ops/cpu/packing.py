@@ -8,6 +8,7 @@ and the caller is told (that is also the off switch: `directory=None`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import mmap
@@ -24,8 +25,8 @@ from octavo import _native
 from octavo.ops.base import SourceTensor
 from octavo.ops.numeric import expand
 
-LAYOUT_VERSION = 1
-"""Changes whenever native/src/pack.h or the file format below does."""
+FORMAT_VERSION = 1
+"""Of the file; the layout of the matrices in it speaks for itself (`layout_id`)."""
 
 _ALIGN = 64
 _DATA_OFFSET = 2 << 20
@@ -131,6 +132,19 @@ class Arena:
         return _native.Weight(room[shift:], 0, "f32", 1, joined.size)
 
 
+@functools.cache
+def layout_id() -> str:
+    """Digest of how this build packs one small matrix of every kind: another layout never reads this one's arenas."""
+    digest = hashlib.sha256(str(FORMAT_VERSION).encode())
+    n, k = 33, 64
+    for source, kind in sorted({*_KINDS["bf16"].items(), ("F32", "f32")}):
+        rows = (np.arange(n * _native.source_row_bytes(source, k)) % 113 % 59).astype(np.uint8)
+        packed = bytearray(_native.packed_bytes(kind, n, k))
+        _native.pack(source, kind, n, k, rows, packed)
+        digest.update(packed)
+    return digest.hexdigest()[:16]
+
+
 def open_arena(
     plan: ArenaPlan,
     weights_id: str,
@@ -141,7 +155,7 @@ def open_arena(
     """Maps the cached arena, or packs it; `weights_id` is the digest of the checkpoint's content."""
     if directory is None:
         return _pack_in_memory(plan, tensors, progress, None)
-    key = hashlib.sha256(json.dumps([weights_id, LAYOUT_VERSION, plan.precision]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([weights_id, layout_id(), plan.precision]).encode()).hexdigest()[:32]
     path = directory / f"{key}.arena"
     buffer = _map(path, plan)
     if buffer is not None:
@@ -161,7 +175,7 @@ def open_arena(
 
 
 def _index(plan: ArenaPlan) -> bytes:
-    body = {"layout": LAYOUT_VERSION, "precision": plan.precision, "size": plan.size}
+    body: dict[str, Any] = {"layout": layout_id(), "precision": plan.precision, "size": plan.size}
     body["entries"] = {name: list(asdict(entry).values()) for name, entry in plan.entries.items()}
     text = json.dumps(body).encode()
     assert len(text) + 8 <= _DATA_OFFSET
