@@ -16,7 +16,7 @@ from octavo.config import EngineConfig, KVConfig, ModelConfig, ServerConfig
 from tests.server.test_streams import finishes, joined
 from tests.support.echo_engine import DIE
 from tests.support.serve import Serve
-from tests.support.server import Server, alive, echo_config, serving, spawn, wait_until
+from tests.support.server import Server, alive, children, echo_config, serving, spawn, wait_until
 
 LONG = {"prompt": "abcdefgh", "max_tokens": 8000, "ignore_eos": True}
 
@@ -54,12 +54,21 @@ def test_a_signal_lets_open_requests_finish_and_refuses_new_ones(tiny_path: Path
     with serving(echo_config(tiny_path)) as server:
         stream = Stream(server, {"prompt": "drop", "max_tokens": 500, "ignore_eos": True})
         started(server, 1)
-        engine = server.engine_pid()
+        family = children(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         events = stream.result()
         assert finishes(events) == ["length"] and len(joined(events)) == 500
         assert server.process.wait(20) == 0
-        assert not alive(engine)
+        assert len(family) >= 1 and not any(map(alive, family))
+
+
+def test_a_signal_while_the_model_loads_ends_all_processes(tiny_path: Path) -> None:
+    process, lines = spawn(echo_config(tiny_path))
+    wait_until(lambda: len(children(process.pid)) > 0, "the engine has been spawned")
+    started_children = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0, "\n".join(lines)
+    wait_until(lambda: not any(map(alive, started_children)), "no child is left")
 
 
 def test_requests_that_outlast_the_drain_are_ended_with_a_reason(tiny_path: Path) -> None:

@@ -124,6 +124,12 @@ def test_a_request_that_fails_in_the_engine_ends_its_stream_with_an_error_and_ha
     assert len([event for event in events if "choices" in event]) > 0
 
 
+def test_every_choice_of_a_failing_prompt_ends(echo: Server) -> None:
+    body = {"prompt": [FAIL, 5, 10, 11], "n": 3, "max_tokens": 50, "ignore_eos": True}
+    events = echo.stream("/v1/completions", body)
+    assert len([event for event in events if "error" in event]) == 3
+
+
 def test_a_request_that_fails_before_its_first_token_is_an_http_error_streamed_or_not(echo: Server) -> None:
     for stream in (True, False):
         response = echo.post("/v1/completions", {"prompt": [FAIL, 0], "max_tokens": 5, "stream": stream})

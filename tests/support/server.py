@@ -78,7 +78,7 @@ class Server:
     def engine_pid(self) -> int:
         """The one child that is an engine."""
         found = [
-            pid for pid in _children(self.process.pid) if "--fd" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            pid for pid in children(self.process.pid) if "--fd" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         ]
         assert len(found) == 1, found
         return found[0]
@@ -126,7 +126,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
     return time.monotonic() - began
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -35,6 +35,8 @@ ExecutorFactory = Callable[[EngineConfig, Callable[[str, float | None], None]], 
 
 _PR_SET_PDEATHSIG = 1
 _FLUSH_SECONDS = 10.0
+_IDLE_SECONDS = 1.0
+"""Without work for this long, the engine recounts its blocks once."""
 
 
 def serve(fd: int, build_executor: ExecutorFactory) -> int:
@@ -79,13 +81,20 @@ def _run(channel: ChildChannel, build_executor: ExecutorFactory) -> int:
 
 def _loop(channel: ChildChannel, core: EngineCore) -> int:
     draining = False
+    unchecked = False
     while True:
-        for message in channel.poll(block=not core.has_work and not draining):
+        idle = not core.has_work and not draining
+        messages = channel.poll(0.0 if not idle else _IDLE_SECONDS if unchecked else None)
+        if idle and not messages and unchecked:
+            core.validate()
+            unchecked = False
+        for message in messages:
             if isinstance(message, Shutdown):
                 return 0
             draining = draining or isinstance(message, Drain)
             core.handle(message)
         if core.has_work:
+            unchecked = True
             output = core.step()
             if output is not None:
                 channel.send(output)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import time
 
 import msgspec
 
@@ -85,11 +86,15 @@ class ChildChannel:
             self._read()
         return msgspec.msgpack.decode(self._frames.pop(0), type=EngineConfig)
 
-    def poll(self, block: bool) -> list[ClientMessage]:
-        """Messages that have arrived; with `block`, waits for at least one."""
+    def poll(self, seconds: float | None) -> list[ClientMessage]:
+        """Messages that have arrived; waits for one `seconds` at most (None: as long as it takes)."""
         self._read()
-        while block and not self._frames:
-            self._wait(None)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._frames:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._wait(left)
             self._read()
         self._write()
         frames, self._frames = self._frames, []

@@ -27,7 +27,7 @@ from octavo.observability.metrics import CONTENT_TYPE
 from octavo.server.answer import Headers, Responder, watch
 from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
 from octavo.server.errors import ApiError, error_body
-from octavo.server.formats import ChatFormat, CompletionFormat
+from octavo.server.formats import DONE, ChatFormat, CompletionFormat
 from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _JSON = (b"content-type", b"application/json")
+_UNEXPECTED = "The server failed on this request; its log says why."
 
 
 class GenerateEndpoint:
@@ -60,8 +61,10 @@ class GenerateEndpoint:
         except ClientGone:
             return
         except ApiError as error:
-            if not recorder.status:
-                await send_error(recorder.send, error, headers)
+            await recorder.fail(error, headers)
+        except Exception:
+            logger.exception("a request failed in the server")
+            await recorder.fail(ApiError(_UNEXPECTED, status=500), headers)
         finally:
             if recorder.status:
                 self._service.metrics.responded(scope["path"], recorder.status)
@@ -114,16 +117,26 @@ class CompletionEndpoint(GenerateEndpoint):
 
 
 class _StatusRecorder:
-    """Remembers the status of the response that passes through."""
+    """Remembers how far the response that passes through has come."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._complete = False
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif not message.get("more_body", False):
+            self._complete = True
         await self._send(message)
+
+    async def fail(self, error: ApiError, headers: Headers) -> None:
+        """An error response; where a stream has begun, an error event and its end."""
+        if not self.status:
+            await send_error(self.send, error, headers)
+        elif not self._complete:
+            await self.send({"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n" + DONE})
 
 
 def request_id(scope: Scope) -> bytes:
@@ -226,7 +239,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     headers = {"x-request-id": request_id(request.scope).decode("ascii")}
-    body = error_body("The server failed on this request; its log says why.", 500)
+    body = error_body(_UNEXPECTED, 500)
     return Response(body, 500, headers, "application/json")
 
 

@@ -6,6 +6,7 @@ allows. Every refusal is an ApiError that names the field where there is one.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -18,6 +19,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+BODY_SECONDS = 60.0
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -66,8 +69,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
+    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError as error:
+            raise ApiError(f"The body did not come within {BODY_SECONDS:g} seconds.", status=408) from error
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")

@@ -47,8 +47,8 @@ def test_the_configuration_comes_first_and_messages_follow_in_order(
     messages = [request, Abort([1, 9]), Drain()]
     parent.sendall(encode_frame(config) + b"".join(map(encode_frame, messages)))
     assert channel.receive_config() == config
-    assert channel.poll(block=True) == messages
-    assert channel.poll(block=False) == []
+    assert channel.poll(None) == messages
+    assert channel.poll(0.0) == []
 
 
 def test_a_slow_reader_loses_nothing_and_does_not_stop_the_writer(pair: tuple[socket.socket, ChildChannel]) -> None:
@@ -74,7 +74,7 @@ def test_a_peer_that_goes_away_is_noticed_at_the_next_poll(pair: tuple[socket.so
     parent, channel = pair
     parent.close()
     with pytest.raises(PeerGone):
-        channel.poll(block=False)
+        channel.poll(0.0)
 
 
 def test_writing_to_a_peer_that_has_gone_says_so(pair: tuple[socket.socket, ChildChannel]) -> None:
