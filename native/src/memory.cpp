@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr size_t kPage = 4096;
-constexpr int kPopulateRead = 22, kCollapse = 25;  // MADV_*, absent from older headers
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, absent from older headers
 
 size_t round_to(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -99,7 +99,7 @@ Mapping Mapping::file(const std::string& path, int64_t offset, int64_t length) {
   }
   m.data_ = aligned + (offset - start);
   m.size_ = (size_t)length;
-  madvise(aligned, span, kPopulateRead);
+  // Collapsing reads the file in; a kernel without huge file pages says so at once.
   if (madvise(aligned, span, MADV_HUGEPAGE) == 0 && madvise(aligned, span, kCollapse) == 0) return m;
   Mapping copy = zeroed((size_t)length);
   read_whole(file.fd, copy.data_, (size_t)length, offset, path);
