@@ -2,9 +2,7 @@
 #include "pack.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -214,32 +212,6 @@ void unpack(WeightKind kind, int64_t n, int64_t k, const uint8_t* packed, float*
       if (rounded && kind != WeightKind::kBf16) f = bf16_to_float(float_to_bf16(f));
       dst[row * k + i] = quantised ? f + 0.0f : f;
     }
-}
-
-namespace {
-
-// Memory of one thread (kernels.h).
-struct Block {
-  void* data = nullptr;
-  size_t size = 0;
-  ~Block() { std::free(data); }
-};
-
-thread_local Block block;
-
-}  // namespace
-
-void* thread_scratch(size_t bytes) {
-  if (bytes > block.size) {
-    std::free(block.data);
-    block.size = (bytes + 4095) / 4096 * 4096;
-    block.data = std::aligned_alloc(4096, block.size);
-    if (!block.data) {
-      block.size = 0;
-      throw std::bad_alloc();
-    }
-  }
-  return block.data;
 }
 
 }  // namespace octavo

@@ -48,6 +48,12 @@ static void expand_q4(const uint8_t* tile, float* w) {
   for (int g = 0; g < 4; g++) expand_q4_word<kRound>(tile + 64 * g, d, m, w + g / 2 * 256 + g % 2 * 16);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "kernels/expand_avx2.inl"
+#else
+static void expand_q4_rounded(const uint8_t* tile, float* w) { expand_q4<true>(tile, w); }
+#endif
+
 // `inputs` of the tile are present (its last tile may be short); the others become zero.
 template <bool kRound>
 static void expand_f32(const uint8_t* tile, float* w, int inputs) {
@@ -75,7 +81,7 @@ static void expand_tile(const PackedWeight& weight, const uint8_t* block, int t,
     case WeightKind::kQ8_0:
       return expand_q8<kRound>(tile, w);
     case WeightKind::kQ4_1:
-      return expand_q4<kRound>(tile, w);
+      return kRound ? expand_q4_rounded(tile, w) : expand_q4<false>(tile, w);
     case WeightKind::kF32:
       return expand_f32<kRound>(tile, w, weight.k - 32 * t);
   }

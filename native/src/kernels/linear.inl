@@ -4,22 +4,22 @@
 
 constexpr int kRowBlock = 128;
 #if defined(__AVX512F__)
-constexpr int kMicroRows = 12, kMicroBlocks = 2;
-#elif defined(__AVX2__)
-constexpr int kMicroRows = 6, kMicroBlocks = 1;
+constexpr int kMicroRows = 12, kMicroBlocks = 2, kChainUnroll = 4;
 #else
-constexpr int kMicroRows = 4, kMicroBlocks = 1;
+constexpr int kMicroRows = 4, kMicroBlocks = 1, kChainUnroll = 16;
 #endif
 
 // c[row][16] of each column block += one tile's product: even chain, odd chain, then their sum.
 // x is [R][32], w [B][32][16], `even` room for R * B vectors.
 template <int R, int B>
-static __attribute__((noinline)) void micro_bf16(const float* x, const float* w, float* c, int64_t c_block, float* even) {
+static __attribute__((noinline)) void micro_bf16(const float* x, const float* w, float* c, int64_t c_block,
+                                                 float* even) {
   F16 s[R][B];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int b = 0; b < B; b++) s[r][b] = f_zero();
+#pragma GCC unroll kChainUnroll
   for (int i = 0; i < 16; i++) {
     F16 v[B];
 #pragma GCC unroll 2
@@ -38,6 +38,7 @@ static __attribute__((noinline)) void micro_bf16(const float* x, const float* w,
       f_store(even + 16 * (r * B + b), s[r][b]);
       s[r][b] = f_zero();
     }
+#pragma GCC unroll kChainUnroll
   for (int i = 0; i < 16; i++) {
     F16 v[B];
 #pragma GCC unroll 2
@@ -126,7 +127,7 @@ static void convert_rows(const LinearArgs& a, int64_t row, int rows, float* x) {
   for (int r = 0; r < rows; r++)
     for (int t = 0; t < tiles; t++)
       for (int h = 0; h < 32; h += 16) {
-        float* dst = x + (t * rows + r) * 32 + h;
+        float* dst = x + (int64_t)(t * rows + r) * 32 + h;
         const int64_t at = (row + r) * a.ld_src + 32 * t + h;
         int count = k - 32 * t - h;
         count = count < 0 ? 0 : count > 16 ? 16 : count;

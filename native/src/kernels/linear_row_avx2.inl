@@ -1,17 +1,8 @@
 // linear for one row on AVX2: 8 columns at a time, so that chains, scales and constants stay in 16 registers.
 
-OCT_INLINE __m256 round_weight8(__m256 y) {
-  const __m256 scale = _mm256_set1_ps(98304.0f);
-  const __m256 units = _mm256_and_ps(y, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)));
-  return _mm256_fnmadd_ps(units, scale, _mm256_fmadd_ps(units, scale, y));
-}
-OCT_INLINE __m256 q4_weight8(__m256i q, __m256 d, __m256 m) {
-  return round_weight8(_mm256_fmadd_ps(d, _mm256_cvtepi32_ps(q), m));
-}
-OCT_INLINE __m256 half_load8(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-
-// even and odd: one word of 8 columns, nibbles of 8 pairs. A nibble in the high half of a byte is 16 q: its scale is d / 16.
-OCT_INLINE void q4_word8(__m256i even, __m256i odd, const float* x, __m256 d, __m256 d16, __m256 m, __m256& e, __m256& o) {
+// even and odd: one word each of 8 columns, nibbles of 8 pairs.
+OCT_INLINE void q4_word8(__m256i even, __m256i odd, const float* x, __m256 d, __m256 d16, __m256 m, __m256& e,
+                         __m256& o) {
   const __m256i low = _mm256_set1_epi32(0x0f), high = _mm256_set1_epi32(0xf0);
 #pragma GCC unroll 4
   for (int b = 0; b < 4; b++, x += 4) {

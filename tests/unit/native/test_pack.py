@@ -1,4 +1,4 @@
-"""Packed weights: every source type keeps its values; shapes that are no multiple of a tile; broken blocks are refused."""
+"""Packed weights: every source type keeps its values, at any shape; broken blocks are refused."""
 
 from __future__ import annotations
 
