@@ -57,7 +57,7 @@ def soak(short: bool) -> dict[str, Any]:
     width, seconds = (16, 10.0) if short else (64, 300.0)
     seed = random.SystemRandom().randrange(2**32)
     bodies = fixed_requests(24 if short else 100)
-    with ServerProcess(["--kv-tokens", "16384"]) as server:
+    with ServerProcess(["--kv-tokens", "4096" if short else "16384"]) as server:
         solo = asyncio.run(solo_answers(server, bodies))
         asyncio.run(load(server, bodies, solo, width, min(seconds / 5, 30), seed + 1))
         before = server.memory_bytes()

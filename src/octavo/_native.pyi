@@ -73,7 +73,7 @@ class Batch:
     def set_tokens(self, ids: Any) -> None:
         """int32 [rows]."""
     def set_sequences(self, seqs: Any, block_tables: Sequence[Any]) -> None:
-        """seqs: int32 [num_seqs, 4] of (row, count, start, store_from); block tables: int32 [num_seqs, width] a group."""
+        """seqs: int32 [num_seqs, 4] (row, count, start, store_from); block tables: int32 [num_seqs, width] a group."""
     def set_logit_rows(self, rows: Any) -> None:
         """int32 [n]: rows whose logits are needed, in the order of the samples."""
     def set_samples(self, samples: Sequence[Sample]) -> None:
