@@ -11,9 +11,10 @@
   static __attribute__((noinline)) void
 
 // One 32-deep block: `tile` is [16 pairs][16 columns][2] bf16, row r's inputs are a[r * lda + 0..31]. The loop stays a
-// loop: unrolled wholly, GCC keeps its many addresses on the stack.
+// loop: unrolled wholly, GCC keeps its many addresses on the stack. What lies `ahead` bytes on is fetched meanwhile, a
+// line at a time: fetched at once, a tile fills the core's miss buffers, and the sums wait.
 template <int R>
-OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, F16* e, F16* o) {
+OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, int64_t ahead, F16* e, F16* o) {
   const float* row[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
@@ -25,6 +26,7 @@ OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, F16* e, 
 #pragma GCC unroll 4
     for (int j = 0; j < 8; j += 2) {
       const int32_t* pairs = (const int32_t*)(tile + 16 * (i + j));
+      __builtin_prefetch((const uint8_t*)pairs + ahead);
       const F16 even = as_f(i_shl<16>(i_load(pairs)));
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) e[r] = f_fma(f_set(row[r][i + j]), even, e[r]);
@@ -37,13 +39,13 @@ OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, F16* e, 
 }
 
 // s[r * 32 + j] = scale * (q[r] . k[j]), bf16 pages.
-OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, float scale, float* s) {
+OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, int64_t ahead, float scale, float* s) {
   for (int half = 0; half < 2; half++) {
     F16 c[R], e[R], o[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) c[r] = f_zero();
     for (int b = 0; b < dk; b += 32) {
-      at_block<R>(q + b, dk, k, e, o);
+      at_block<R>(q + b, dk, k, ahead, e, o);
       k += 512;
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) c[r] = f_add(c[r], f_add(e[r], o[r]));
@@ -54,10 +56,10 @@ OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, float 
 }
 
 // o[r] = o[r] * a[r] + p[r] . v, bf16 pages.
-OCT_ATTN_KERNEL at_values_bf16(const float* p, const float* a, const uint16_t* v, int dv, float* o) {
+OCT_ATTN_KERNEL at_values_bf16(const float* p, const float* a, const uint16_t* v, int64_t ahead, int dv, float* o) {
   for (int d = 0; d < dv; d += 16) {
     F16 e[R], u[R];
-    at_block<R>(p, 32, v + d * 32, e, u);
+    at_block<R>(p, 32, v + d * 32, ahead, e, u);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       float* dst = o + r * dv + d;
@@ -100,23 +102,25 @@ OCT_ATTN_KERNEL at_values_f32(const float* p, const float* a, const float* v, in
 
 // n rows, in groups of at most R. dq and dv are the strides of q and of o.
 template <int R>
-static void at_scores_rows(bool f32, int n, const float* q, int dq, const uint8_t* k, float scale, float* s) {
+static void at_scores_rows(bool f32, int n, const float* q, int dq, const uint8_t* k, int64_t ahead, float scale,
+                           float* s) {
   for (; n >= R; n -= R, q += R * dq, s += R * 32) {
     if (f32)
       at_scores_f32<R>(q, dq, (const float*)k, scale, s);
     else
-      at_scores_bf16<R>(q, dq, (const uint16_t*)k, scale, s);
+      at_scores_bf16<R>(q, dq, (const uint16_t*)k, ahead, scale, s);
   }
-  if constexpr (R > 1) at_scores_rows<(R > 4 ? R / 2 : R - 1)>(f32, n, q, dq, k, scale, s);
+  if constexpr (R > 1) at_scores_rows<(R > 4 ? R / 2 : R - 1)>(f32, n, q, dq, k, ahead, scale, s);
 }
 
 template <int R>
-static void at_values_rows(bool f32, int n, const float* p, const float* a, const uint8_t* v, int dv, float* o) {
+static void at_values_rows(bool f32, int n, const float* p, const float* a, const uint8_t* v, int64_t ahead, int dv,
+                           float* o) {
   for (; n >= R; n -= R, p += R * 32, a += R, o += R * dv) {
     if (f32)
       at_values_f32<R>(p, a, (const float*)v, dv, o);
     else
-      at_values_bf16<R>(p, a, (const uint16_t*)v, dv, o);
+      at_values_bf16<R>(p, a, (const uint16_t*)v, ahead, dv, o);
   }
-  if constexpr (R > 1) at_values_rows<(R > 4 ? R / 2 : R - 1)>(f32, n, p, a, v, dv, o);
+  if constexpr (R > 1) at_values_rows<(R > 4 ? R / 2 : R - 1)>(f32, n, p, a, v, ahead, dv, o);
 }

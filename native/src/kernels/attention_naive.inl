@@ -8,7 +8,7 @@ static float an_scores(const AttentionArgs& p, const AtShape& sh, const SeqRun* 
   F16 m = as_f(i_set((int32_t)0xff800000));
   for (int t = first; t <= last; t++) {
     float* x = s + (t - first) * 32;
-    at_scores_rows<1>(p.kv.f32, 1, q, sh.dq, at_tile(p.kv, seq, kv_head, t), p.scale, x);
+    at_scores_rows<1>(p.kv.f32, 1, q, sh.dq, at_tile(p.kv, seq, kv_head, t), 0, p.scale, x);
     at_mask(p, x, t * 32, position);
     m = f_max(m, f_max(f_load(x), f_load(x + 16)));
   }
@@ -42,7 +42,7 @@ static void an_row(const AttentionArgs& p, const AtShape& sh, const SeqRun* seq,
   const float keep = 1.0f;
   for (int t = first; t <= last; t++) {
     const uint8_t* tile = at_tile(p.kv, seq, head / sh.group, t);
-    at_values_rows<1>(p.kv.f32, 1, s + (t - first) * 32, &keep, tile + sh.k_bytes, sh.dv, o);
+    at_values_rows<1>(p.kv.f32, 1, s + (t - first) * 32, &keep, tile + sh.k_bytes, 0, sh.dv, o);
   }
   const AttentionArgs plain = {p.q,     p.dst,    p.seqs,    p.num_seqs, p.q_heads, p.ld_q,    p.ld_dst,
                                p.scale, p.window, p.softcap, nullptr,    true,      p.scratch, p.kv};

@@ -87,7 +87,7 @@ static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
 
 // The two products of query rows [at, at + n) with one tile's keys or values.
 static void at_scores(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int at, int n,
-                      const uint8_t* k) {
+                      const uint8_t* k, int64_t ahead) {
 #if OCTAVO_AMX
   if (u.tiles) {
     const uint16_t* q = (const uint16_t*)w.q + (size_t)at * sh.dq;
@@ -96,18 +96,18 @@ static void at_scores(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
 #else
   (void)u;
 #endif
-  at_scores_rows<OCT_ATTN_R>(p.kv.f32, n, w.q + at * sh.dq, sh.dq, k, p.scale, w.s + at * 32);
+  at_scores_rows<OCT_ATTN_R>(p.kv.f32, n, w.q + at * sh.dq, sh.dq, k, ahead, p.scale, w.s + at * 32);
 }
 
 static void at_values(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int at, int n,
-                      const uint8_t* v) {
+                      const uint8_t* v, int64_t ahead) {
   float *s = w.s + at * 32, *a = w.a + at, *o = w.o + at * sh.dv;
 #if OCTAVO_AMX
   if (u.tiles) return amx_values(n, s, a, (const uint16_t*)v, sh.dv, o, at + n == u.count * sh.group);
 #else
   (void)u;
 #endif
-  at_values_rows<OCT_ATTN_R>(p.kv.f32, n, s, a, v, sh.dv, o);
+  at_values_rows<OCT_ATTN_R>(p.kv.f32, n, s, a, v, ahead, sh.dv, o);
 }
 
 // One partition of a unit's rows, from scratch.
@@ -129,14 +129,16 @@ static void at_partition(const AttentionArgs& p, const AtShape& sh, const AtUnit
     if (lo >= hi) continue;
     const uint8_t* tile = at_tile(p.kv, u.seq, u.head, t);
     const int at = lo * sh.group, rows = (hi - lo) * sh.group;
-    at_scores(p, sh, u, w, at, rows, tile);
+    // Tiles lie anywhere: the hardware cannot know the next one.
+    const int64_t ahead = t < to / 32 ? at_tile(p.kv, u.seq, u.head, t + 1) - tile : 0;
+    at_scores(p, sh, u, w, at, rows, tile, ahead);
     for (int r = lo; r < hi; r++) {
       const int position = start + r;
       if (position >= t * 32 + 31 && at_first_seen(p, position) <= t * 32 && p.softcap <= 0) continue;
       for (int g = 0; g < sh.group; g++) at_mask(p, w.s + (r * sh.group + g) * 32, t * 32, position);
     }
     at_softmax(p, u, w, at, rows);
-    at_values(p, sh, u, w, at, rows, tile + sh.k_bytes);
+    at_values(p, sh, u, w, at, rows, tile + sh.k_bytes, ahead);
   }
 }
 
