@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from octavo.config import EngineConfig, ServerConfig
-from octavo.engine.client import ENGINE_COMMAND
-from octavo.server.run import run
+from octavo.engine.supervisor import ENGINE_COMMAND
+from octavo.server.run import run_server
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Serve:
 def main() -> int:
     what = msgspec.json.decode(sys.argv[1], type=Serve)
     command = (sys.executable, "-m", what.module) if what.module else ENGINE_COMMAND
-    return run(what.engine, what.server, command)
+    return run_server(what.engine, what.server, command)
 
 
 if __name__ == "__main__":

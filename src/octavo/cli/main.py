@@ -33,7 +33,7 @@ def cli() -> None:
 )
 def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float) -> None:
     """Serve MODEL (a .gguf file or a directory with safetensors; none: SmolLM2-135M-Instruct) over HTTP."""
-    from octavo.server.app import run_server
+    from octavo.server.run import run_server
 
     config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds)
     raise SystemExit(run_server(with_model(engine), config))

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
-from octavo.engine.supervisor import Backoff, EngineProcess
+from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, EngineProcess
 from octavo.types import (
     Abort,
     ClientMessage,
@@ -37,8 +36,6 @@ from octavo.types import (
 
 logger = logging.getLogger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine")
-"""How the engine is started; tests start one with an executor of their own."""
 MAX_DEATHS = 3
 """Engine deaths that one request may live through before it is failed."""
 MAX_FAILED_STARTS = 3
@@ -163,19 +160,19 @@ class AsyncEngineClient:
 
     # --- life ---------------------------------------------------------------------------------------
 
-    async def start(self) -> Ready:
-        """Spawns the engine and waits until it can take requests; EngineFailed says why it cannot."""
-        ready = await self._spawn()
-        return ready
+    async def start(self, process: EngineProcess | None = None) -> Ready:
+        """Spawns the engine, or adopts a spawned one, and waits until it can take requests.
 
-    async def _spawn(self) -> Ready:
+        EngineFailed says why it cannot.
+        """
+        return await self._adopt(process or EngineProcess.spawn(self._command, self._config))
+
+    async def _adopt(self, process: EngineProcess) -> Ready:
         loop = asyncio.get_running_loop()
         self._fatal = None
         self._started = loop.create_future()
-        self._process = EngineProcess.spawn(self._command)
-        transport, _ = await loop.create_connection(lambda: _Reader(self), sock=self._process.channel)
-        self._transport = transport
-        transport.write(encode_frame(self._config))
+        self._process = process
+        self._transport, _ = await loop.create_connection(lambda: _Reader(self), sock=process.channel)
         return await self._started
 
     async def close(self, seconds: float = _EXIT_SECONDS) -> None:
@@ -355,7 +352,7 @@ class AsyncEngineClient:
                 return
             try:
                 self.stats = None
-                await self._spawn()
+                await self._adopt(EngineProcess.spawn(self._command, self._config))
             except (EngineFailed, OSError) as error:
                 reason = str(error)
                 logger.error("the engine cannot start again: %s", reason)

@@ -9,8 +9,15 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
+
+from octavo.config import EngineConfig
+from octavo.engine.channel import encode_frame
+
+ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine")
+"""How the engine is started; tests start one with an executor of their own."""
 
 
 class EngineProcess:
@@ -22,12 +29,14 @@ class EngineProcess:
         """The parent's end, not yet owned by an event loop."""
 
     @classmethod
-    def spawn(cls, command: Sequence[str]) -> EngineProcess:
+    def spawn(cls, command: Sequence[str], config: EngineConfig) -> EngineProcess:
+        """Starts an engine and gives it its configuration, so that it loads from now on."""
         parent, child = socket.socketpair()
         with child:
             process = subprocess.Popen(
                 [*command, "--fd", str(child.fileno())], pass_fds=(child.fileno(),), stdin=subprocess.DEVNULL
             )
+        parent.sendall(encode_frame(config))
         parent.setblocking(False)
         return cls(process, parent)
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, the two generating endpoints, and `run_server`.
+"""The HTTP application: routes, and the two generating endpoints.
 
 Life of a generating request: read and parse the body -> check it against model and configuration -> submit ->
 answer (answer.py). Everything is checked before the first byte of a response. `x-request-id` is taken from the
@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -241,12 +241,3 @@ async def _unexpected_error(request: Request, error: Exception) -> Response:
     headers = {"x-request-id": request_id(request.scope).decode("ascii")}
     body = error_body(_UNEXPECTED, 500)
     return Response(body, 500, headers, "application/json")
-
-
-def run_server(engine: Any, config: Any) -> int:
-    """Serves until a signal; the exit status."""
-    from octavo.server.run import run
-
-    with suppress(KeyboardInterrupt):
-        return run(engine, config)
-    return 130

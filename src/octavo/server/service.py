@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from octavo.config import EngineConfig, ServerConfig
-from octavo.engine.client import ENGINE_COMMAND, AsyncEngineClient, EngineFailed
+from octavo.engine.client import AsyncEngineClient, EngineFailed
+from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
 from octavo.observability.metrics import Metrics
@@ -39,7 +40,9 @@ class Service:
         on_failure: Callable[[str], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
+        process: EngineProcess | None = None,
     ) -> None:
+        """process: an engine that was spawned with `engine`; without one, `start` spawns it."""
         self.engine = engine
         self.config = config
         self.metrics = Metrics()
@@ -56,6 +59,7 @@ class Service:
         self.model_name = ""
         self.started_at = 0
         self.draining = False
+        self._process = process
         self._on_ready = on_ready
         self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
@@ -70,7 +74,7 @@ class Service:
     async def _load(self) -> None:
         text = asyncio.create_task(asyncio.to_thread(self._load_text))
         try:
-            ready = await self.client.start()
+            ready = await self.client.start(self._process)
             self.text = await text
         except (EngineFailed, ModelError, OSError) as error:
             text.cancel()
