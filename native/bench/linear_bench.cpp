@@ -99,7 +99,7 @@ __attribute__((target("avx2,fma"), optimize("O3"))) double peak_avx2() {
   __m256 s[12];
   for (auto& v : s) v = _mm256_set1_ps(1.0f);
   __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
-  const int loops = 2000000;
+  const int loops = 200000;
   const double start = now();
   for (int i = 0; i < loops; i++) {
 #pragma GCC unroll 12
@@ -117,7 +117,7 @@ __attribute__((target("avx512f"), optimize("O3"))) double peak_avx512() {
   __m512 s[12];
   for (auto& v : s) v = _mm512_set1_ps(1.0f);
   __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
-  const int loops = 2000000;
+  const int loops = 200000;
   const double start = now();
   for (int i = 0; i < loops; i++) {
 #pragma GCC unroll 12
@@ -133,7 +133,7 @@ __attribute__((target("avx512f"), optimize("O3"))) double peak_avx512() {
 
 double measure_peak(Crew& crew, int threads, bool wide) {
   double best = 0;
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < 50; i++) {
     std::vector<double> each(threads);
     crew.run([&](int rank) { each[rank] = wide ? peak_avx512() : peak_avx2(); });
     double sum = 0;

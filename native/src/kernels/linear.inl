@@ -190,10 +190,10 @@ static void linear_lanes(const LinearArgs& a, const Team& team) {
   int64_t begin, end;
   team.range((a.weight->n + 15) / 16, &begin, &end);
   if (begin == end) return;
-  if (is_one_row(a)) {
-    const LinearScratch s = linear_scratch(a.weight->k, 1);
-    convert_rows(a, 0, 1, s.x);
-    linear_row(a, s.x, begin, end);
+  if (is_few_rows(a)) {
+    const LinearScratch s = linear_scratch(a.weight->k, a.rows);
+    convert_rows(a, 0, a.rows, s.x);
+    linear_few(a, s.x, begin, end);
     return;
   }
   for (int64_t row = 0; row < a.rows; row += kRowBlock) {

@@ -1,4 +1,4 @@
-// linear for one row: weights are expanded in registers and used at once.
+// linear for one row (up to kFewRows of 4-bit weights): weights are expanded in registers and used at once.
 
 // Even and odd chain of one tile; x points at the tile's 32 inputs.
 struct Chains {
@@ -48,17 +48,14 @@ OCT_INLINE Chains row_tile_q4(const uint8_t* tile, const float* x) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kFewRows = 3;
 #include "kernels/linear_row_avx2.inl"
+#else
+constexpr int kFewRows = 1;
 #endif
 
 template <WeightKind kKind>
 static F16 row_block(const uint8_t* data, int tiles, const float* x) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (kKind == WeightKind::kQ4_1) {
-    const uint8_t* next = data + tiles * 320;
-    return {q4_half_block(data, 0, tiles, x, next), q4_half_block(data, 1, tiles, x, next)};
-  }
-#endif
   F16 c = f_zero();
   for (int t = 0; t < tiles; t++, data += tile_bytes(kKind), x += 32) {
     const Chains s = kKind == WeightKind::kBf16   ? row_tile_bf16(data, x)
@@ -76,15 +73,19 @@ static void row_blocks(const LinearArgs& a, const float* x, int64_t begin, int64
     finish_row(a, 0, block, row_block<kKind>(block_data(*a.weight, block), tiles, x));
 }
 
-// Whether the one-row kernel serves this call.
-OCT_INLINE bool is_one_row(const LinearArgs& a) {
-  return a.rows == 1 && !a.src_f32 && a.weight->kind != WeightKind::kF32;
+// Whether these kernels serve the call.
+OCT_INLINE bool is_few_rows(const LinearArgs& a) {
+  if (a.src_f32 || a.weight->kind == WeightKind::kF32) return false;
+  return a.rows == 1 || (a.rows <= kFewRows && a.weight->kind == WeightKind::kQ4_1);
 }
-static void linear_row(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
-  if (a.weight->kind == WeightKind::kBf16)
-    row_blocks<WeightKind::kBf16>(a, x, begin, end);
-  else if (a.weight->kind == WeightKind::kQ8_0)
-    row_blocks<WeightKind::kQ8_0>(a, x, begin, end);
-  else
-    row_blocks<WeightKind::kQ4_1>(a, x, begin, end);
+static void linear_few(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
+  if (a.weight->kind == WeightKind::kBf16) return row_blocks<WeightKind::kBf16>(a, x, begin, end);
+  if (a.weight->kind == WeightKind::kQ8_0) return row_blocks<WeightKind::kQ8_0>(a, x, begin, end);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (a.rows == 3) return q4_blocks<3>(a, x, begin, end);
+  if (a.rows == 2) return q4_blocks<2>(a, x, begin, end);
+  return q4_blocks<1>(a, x, begin, end);
+#else
+  row_blocks<WeightKind::kQ4_1>(a, x, begin, end);
+#endif
 }
