@@ -127,7 +127,7 @@ def test_threads_instruction_sets_and_the_program_switch(
         executor = build(model_path, precision=precision, **variant)
         assert answers(Driver(executor, rng), cases, 3) == first, variant
         executor.close()
-    for isa in _native.isas()[1:]:
+    for isa in [*_native.isas()[1:], "amx-emulated"]:
         executor = build(model_path, precision=precision, isa=isa)
         assert answers(Driver(executor, rng), cases[1:2], 3) == first[1:2], isa
         executor.close()
