@@ -3,7 +3,8 @@
 Owns the table of open requests, each with its `NewRequest` and the tokens it has received. Life: `start` spawns the
 engine and returns its `Ready`; `submit` opens a `DeltaStream`; every request gets exactly one final delta. When the
 engine dies it is restarted and every open request is sent again with the tokens it already has, so that its stream
-goes on; a request that was open in `MAX_DEATHS` deaths is failed instead. `close` ends the engine.
+goes on. They are sent one by one, each when the one before has got past the token at which it died: if the engine
+dies meanwhile, that one alone is to blame. A request blamed for `MAX_DEATHS` deaths is failed. `close` ends the engine.
 All methods belong to one event loop. One reader callback handles one engine message for all requests.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
@@ -37,7 +39,7 @@ from octavo.types import (
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
-"""Engine deaths that one request may live through before it is failed."""
+"""Engine deaths that one request may be blamed for before it is failed."""
 MAX_FAILED_STARTS = 3
 """Consecutive starts that fail before the engine is given up."""
 _EXIT_SECONDS = 3.0
@@ -144,6 +146,10 @@ class AsyncEngineClient:
         self._open: dict[int, _OpenRequest] = {}
         self._followers: dict[int, list[int]] = {}
         """First choice -> the other choices of its prompt, not yet sent."""
+        self._suspects: deque[int] = deque()
+        """Open in a death and not yet sent to the new engine."""
+        self._on_trial: int | None = None
+        """The suspect that was sent last and has said nothing yet."""
         self._next_id = 0
         self._started: asyncio.Future[Ready] | None = None
         self._restart: asyncio.Task[None] | None = None
@@ -257,6 +263,8 @@ class AsyncEngineClient:
             self._write(Abort(known))
         for request_id in request_ids:
             self._release(request_id)
+        if self._on_trial in request_ids:
+            self._try_next_suspect()
 
     def abort_all(self, reason: str) -> None:
         """Ends every open request with a final delta that names the reason."""
@@ -282,6 +290,16 @@ class AsyncEngineClient:
         for request_id in self._followers.pop(leader, ()):
             record = self._open.get(request_id)
             if record is not None and self.ready is not None:
+                self._write(record.again())
+
+    def _try_next_suspect(self) -> None:
+        """The one on trial, if any, has proved harmless or has left: sends the next."""
+        self._on_trial = None
+        while self._suspects and self._on_trial is None and self.ready is not None:
+            request_id = self._suspects.popleft()
+            record = self._open.get(request_id)
+            if record is not None:
+                self._on_trial = request_id
                 self._write(record.again())
 
     def _write(self, message: ClientMessage) -> None:
@@ -321,6 +339,8 @@ class AsyncEngineClient:
                     delta = msgspec.structs.replace(delta, cached_tokens=None)
                 record.saw_cached = True
             record.stream.push(delta)
+            if delta.request_id == self._on_trial:
+                self._try_next_suspect()
 
     def _handle_ready(self, ready: Ready) -> None:
         self.ready = ready
@@ -328,8 +348,13 @@ class AsyncEngineClient:
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
         self._followers.clear()
-        for record in self._open.values():
-            self._write(record.again())
+        self._suspects.clear()
+        for request_id, record in self._open.items():
+            if record.deaths:
+                self._suspects.append(request_id)
+            else:
+                self._write(record.again())
+        self._try_next_suspect()
 
     def lost(self) -> None:
         """The channel has ended."""
@@ -345,7 +370,7 @@ class AsyncEngineClient:
             self._started.set_exception(EngineFailed(reason))
             return
         logger.error("the engine died (%s); %d requests were open", reason, len(self._open))
-        self._fail_suspects(reason)
+        self._blame(reason)
         for _ in range(MAX_FAILED_STARTS):
             await asyncio.sleep(self._backoff.delay())
             if self._closing:
@@ -365,12 +390,17 @@ class AsyncEngineClient:
         self.failure = f"the engine cannot start again: {reason}"
         self.abort_all(self.failure)
 
-    def _fail_suspects(self, reason: str) -> None:
-        for request_id, record in list(self._open.items()):
+    def _blame(self, reason: str) -> None:
+        """Counts a death against the request on trial, or against all where none was."""
+        trial = self._on_trial
+        self._on_trial = None
+        blamed = list(self._open) if trial is None else [trial]
+        for request_id in blamed:
+            record = self._open[request_id]
             record.deaths += 1
             if record.deaths >= MAX_DEATHS:
                 del self._open[request_id]
-                error = f"the engine died {record.deaths} times with this request open; last: {reason}"
+                error = f"the engine died {record.deaths} times on this request; last: {reason}"
                 record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
 
 
