@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.models.spec import ModelError
 from tests.support.driver import Driver
 from tests.support.executors import Build
 
@@ -132,3 +133,32 @@ def test_greedy_tokens_are_exact_in_chunks_and_batches(
     runs = [driver.start(prompt) for prompt in prompts]
     driver.together(runs, [10] * len(runs), rng, 100)
     assert [run.answer() for run in runs] == alone
+
+
+def rewrite(folder: Path, head: Any, tied: bool) -> None:
+    """Stores `head` (None: no head) and says whether it is tied."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    if head is not None:
+        tensors["lm_head.weight"] = head.clone().contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+
+
+def test_a_tied_head_may_be_stored_too(tmp_path: Path, build: Build, rng: random.Random) -> None:
+    """Equal to the embedding it changes nothing; where the model is not tied it is used, and must be there."""
+    model = write(tmp_path, SHAPES["head 40"], rng.getrandbits(31))
+    tokens = [rng.randrange(VOCAB) for _ in range(20)]
+    embedding = model.get_input_embeddings().weight.detach()
+    settings = {"precision": "float32", "max_num_seqs": 64}
+    expected = expected_logits(model, tokens)
+    rewrite(tmp_path, embedding, tied=True)
+    assert worst(Driver(build(tmp_path, **settings)).prompt_logits(tokens), expected) < 1e-4
+    rewrite(tmp_path, embedding * -2, tied=False)
+    assert worst(Driver(build(tmp_path, **settings)).prompt_logits(tokens), expected * -2) < 2e-4
+    rewrite(tmp_path, None, tied=False)
+    with pytest.raises(ModelError, match="lm_head"):
+        build(tmp_path, **settings)
