@@ -131,10 +131,14 @@ def test_every_choice_of_a_failing_prompt_ends(echo: Server) -> None:
 
 
 def test_a_request_that_fails_before_its_first_token_is_an_http_error_streamed_or_not(echo: Server) -> None:
+    counted = '{finish_reason="error"}', '{finish_reason="abort"}'
+    before = [echo.metric("octavo_requests_total", labels) for labels in counted]
     for stream in (True, False):
         response = echo.post("/v1/completions", {"prompt": [FAIL, 0], "max_tokens": 5, "stream": stream})
         assert response.status_code == 500
         assert "made to fail" in response.json()["error"]["message"]
+    after = [echo.metric("octavo_requests_total", labels) for labels in counted]
+    assert after == [before[0] + 2, before[1]]
 
 
 def test_no_chunk_comes_before_the_whole_prompt_is_computed(echo: Server) -> None:

@@ -157,6 +157,7 @@ class Responder:
         """An error before any token is an HTTP error."""
         for delta in batch:
             if delta.finish in (FinishReason.ERROR, FinishReason.ABORT) and not delta.tokens:
+                self._job.choices[delta.request_id].done = True
                 self._metrics.finished(delta.finish.value)
                 raise ApiError(delta.error or "The request was aborted.", status=_status([delta]), code="engine_error")
 
