@@ -118,6 +118,8 @@ Weight::Weight(nb::object owner, int64_t offset, const std::string& kind, int64_
 NB_MODULE(_native, m) {
   using namespace octavo;
   using namespace nb::literals;
+  // Objects that are still referenced when the interpreter ends are the process's to free, and nothing for a user to read.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate_os_error);
   m.def("isas", &usable_isas);
   m.def("cpu_count", &cpu_count, "prefix"_a = "");

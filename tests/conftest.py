@@ -1,0 +1,11 @@
+"""Settings of all tests: examples are drawn anew each run, a failing one prints how to draw it again, and a slow or
+busy machine is no failure."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "octavo", deadline=None, print_blob=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("octavo")
