@@ -186,20 +186,38 @@ static void linear_blocks(const LinearArgs& a, const LinearScratch& s, int64_t r
     for (int r = 0; r < rows; r++) finish_row(a, row + r, block + b, f_load(s.c + (b * kRowBlock + r) * 16));
 }
 
+// Column blocks handed out at a time: enough pieces that a thread that was disturbed does not hold up the others.
+OCT_INLINE int64_t piece_blocks(int64_t blocks, int threads) {
+  constexpr int64_t kLeast = 4, kPiecesAThread = 6;
+  if (threads == 1) return blocks;
+  const int64_t even = blocks / (threads * kPiecesAThread) / kLeast * kLeast;
+  return even < kLeast ? kLeast : even;
+}
+
+// Work is (row block, piece of column blocks), in this order, so that each thread converts a row block once.
 static void linear_lanes(const LinearArgs& a, const Team& team) {
-  int64_t begin, end;
-  team.range((a.weight->n + 15) / 16, &begin, &end);
-  if (begin == end) return;
-  if (is_few_rows(a)) {
-    const LinearScratch s = linear_scratch(a.weight->k, a.rows);
-    convert_rows(a, 0, a.rows, s.x);
-    linear_few(a, s.x, begin, end);
-    return;
-  }
-  for (int64_t row = 0; row < a.rows; row += kRowBlock) {
-    const int rows = a.rows - row < kRowBlock ? (int)(a.rows - row) : kRowBlock;
-    const LinearScratch s = linear_scratch(a.weight->k, rows);
-    convert_rows(a, row, rows, s.x);
+  const bool few = is_few_rows(a);
+  const int64_t blocks = (a.weight->n + 15) / 16, piece = piece_blocks(blocks, team.size);
+  const int64_t pieces = (blocks + piece - 1) / piece, row_blocks = few ? 1 : (a.rows + kRowBlock - 1) / kRowBlock;
+  if (team.size > 1) team.reset_counter();
+  int64_t held = -1, alone = 0;
+  int rows = 0;
+  LinearScratch s = {};
+  while (true) {
+    const int64_t unit = team.size > 1 ? team.take() : alone++;
+    if (unit >= pieces * row_blocks) return;
+    const int64_t row_block = unit / pieces, row = row_block * kRowBlock, begin = unit % pieces * piece;
+    const int64_t end = begin + piece < blocks ? begin + piece : blocks;
+    if (row_block != held) {
+      rows = few || a.rows - row < kRowBlock ? (int)(a.rows - row) : kRowBlock;
+      s = linear_scratch(a.weight->k, rows);
+      convert_rows(a, row, rows, s.x);
+      held = row_block;
+    }
+    if (few) {
+      linear_few(a, s.x, begin, end);
+      continue;
+    }
     int64_t block = begin;
     if constexpr (kMicroBlocks == 2)
       for (; block + 2 <= end; block += 2) linear_blocks<2>(a, s, row, rows, block);
