@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "bindings.h"
+#include "checksum.h"
 #include "cpu.h"
 #include "memory.h"
 
@@ -62,6 +63,12 @@ Bytes map_arena(const std::string& path, int64_t offset, int64_t length) {
   }
   const size_t shape[1] = {mapping->size()};
   return Bytes(mapping->data(), 1, shape, owner);
+}
+
+uint64_t checksum_buffer(nb::object data) {
+  const BufferView view(data, false, "data");
+  const nb::gil_scoped_release release;
+  return checksum(view.data(), (size_t)view.size());
 }
 
 void read_pool(const KVPool& pool, int layer, int block, nb::object key, nb::object value) {
@@ -140,6 +147,7 @@ NB_MODULE(_native, m) {
   m.def("pack", &pack_buffer, "source"_a, "kind"_a, "n"_a, "k"_a, "src"_a, "dst"_a);
   m.def("unpack", &unpack_buffer, "kind"_a, "n"_a, "k"_a, "packed"_a, "dst"_a, "rounded"_a = true);
   m.def("map_arena", &map_arena, "path"_a, "offset"_a, "length"_a);
+  m.def("checksum", &checksum_buffer, "data"_a);
 
   nb::class_<Weight>(m, "Weight")
       .def(nb::init<nb::object, int64_t, const std::string&, int64_t, int64_t>(), "owner"_a, "offset"_a, "kind"_a,

@@ -44,6 +44,9 @@ class Weight:
 def map_arena(path: str, offset: int, length: int) -> Any:
     """A read-only buffer of a file, on huge pages where the machine allows (else an anonymous huge-page copy)."""
 
+def checksum(data: Any) -> int:
+    """64 bits that accidental damage of a buffer changes; at the speed of memory."""
+
 class KVPool:
     """The pages of one group: num_blocks blocks of block_size positions for `layers` layers, zeroed memory.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.config import EngineConfig, ModelConfig
+from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.server.choice import Choice, TokenEntry
 from octavo.server.params import TextOptions
@@ -242,8 +242,6 @@ def _split(sampling: dict[str, Any], room: int) -> tuple[SamplingParams, TextOpt
 
 
 def _with_path(model: str | None, config: EngineConfig) -> EngineConfig:
-    from octavo.models.store import default_model
+    from octavo.models.store import or_default
 
-    path = model or config.model.path or str(default_model())
-    base = config.model if config else ModelConfig()
-    return replace(config, model=replace(base, path=path))
+    return replace(config, model=or_default(replace(config.model, path=model or config.model.path)))

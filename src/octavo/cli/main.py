@@ -93,11 +93,9 @@ def with_model(engine: EngineConfig) -> EngineConfig:
     """Fetches the default model where none was named, so that downloads show in the foreground."""
     from dataclasses import replace
 
-    from octavo.models.store import default_model
+    from octavo.models.store import or_default
 
-    if engine.model.path:
-        return engine
-    return replace(engine, model=replace(engine.model, path=str(default_model())))
+    return replace(engine, model=or_default(engine.model))
 
 
 def main() -> None:

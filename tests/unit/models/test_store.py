@@ -18,7 +18,7 @@ from octavo.models.spec import ModelError
 from octavo.models.store import DEFAULT_MODEL, Pin, cache_dir, cached_default_model, default_model, extract
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
-PIN = Pin("octavo-tiny-model", "1.0", "tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+PIN = Pin("tiny", "octavo-tiny-model", "1.0", "tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 REPO = Path(__file__).resolve().parents[3]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from octavo import _native
 from octavo.models.spec import Tensor
-from octavo.ops.cpu.packing import Arena, open_arena, plan_arena
+from octavo.ops.cpu.packing import DATA_OFFSET, Arena, open_arena, plan_arena
 from octavo.ops.numeric import expand, round_bf16
 
 SHAPES = {
@@ -113,15 +113,22 @@ def test_file_types_keep_their_precision(model: Model) -> None:
     assert plan_arena({"b": ("BF16", (4, 4))}, "bf16").rounding() is None
 
 
-@pytest.mark.parametrize("damage", ["truncated", "longer", "index", "empty"])
+@pytest.mark.parametrize("damage", ["truncated", "longer", "index", "empty", "weights", "checksum"])
 def test_a_damaged_arena_is_packed_again(damage: str, tmp_path: Path, model: Model) -> None:
     plan = plan_arena(SHAPES, "bf16")
     open_arena(plan, "id", model, tmp_path, quiet)
     (path,) = tmp_path.glob("*.arena")
     whole = path.read_bytes()
-    path.write_bytes(
-        {"truncated": whole[:-1], "longer": whole + b"x", "index": b"x" * 20 + whole[20:], "empty": b""}[damage]
-    )
+    middle = (len(whole) + DATA_OFFSET) // 2
+    damaged = {
+        "truncated": whole[:-1],
+        "longer": whole + b"x",
+        "index": b"x" * 20 + whole[20:],
+        "empty": b"",
+        "weights": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "checksum": whole[:-1] + bytes([whole[-1] ^ 1]),
+    }
+    path.write_bytes(damaged[damage])
     again = open_arena(plan, "id", model, tmp_path, quiet)
     assert (again.origin, model.passes) == ("packed", 2)
     check(again, model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -25,11 +26,14 @@ from octavo import _native
 from octavo.ops.base import SourceTensor
 from octavo.ops.numeric import expand
 
-FORMAT_VERSION = 1
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
 """Of the file; the layout of the matrices in it speaks for itself (`layout_id`)."""
 
 _ALIGN = 64
-_DATA_OFFSET = 2 << 20
+DATA_OFFSET = 2 << 20
+_CHECKSUM_BYTES = 8
 """The data start on a huge page; before them lie a length and a JSON index."""
 
 Progress = Callable[[str, float | None], None]
@@ -178,24 +182,30 @@ def _index(plan: ArenaPlan) -> bytes:
     body: dict[str, Any] = {"layout": layout_id(), "precision": plan.precision, "size": plan.size}
     body["entries"] = {name: list(asdict(entry).values()) for name, entry in plan.entries.items()}
     text = json.dumps(body).encode()
-    assert len(text) + 8 <= _DATA_OFFSET
+    assert len(text) + 8 <= DATA_OFFSET
     return len(text).to_bytes(8, "little") + text
 
 
 def _map(path: Path, plan: ArenaPlan) -> Any | None:
-    """The arena in `path`, if it is there, complete and as planned."""
+    """The arena in `path`, if it is there, complete, as planned, and holds what was written."""
     index = _index(plan)
     try:
         with path.open("rb") as file:
-            whole = os.fstat(file.fileno()).st_size == _DATA_OFFSET + plan.size
+            whole = os.fstat(file.fileno()).st_size == DATA_OFFSET + plan.size + _CHECKSUM_BYTES
             if not whole or file.read(len(index)) != index:
                 return None
+            file.seek(DATA_OFFSET + plan.size)
+            written = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
     except FileNotFoundError:
         return None
     except OSError:
         # The write that follows meets the same error and reports it.
         return None
-    return _native.map_arena(str(path), _DATA_OFFSET, plan.size)
+    buffer = _native.map_arena(str(path), DATA_OFFSET, plan.size)
+    if _native.checksum(buffer) == written:
+        return buffer
+    logger.warning("%s is damaged and is packed again", path)
+    return None
 
 
 def _write(path: Path, plan: ArenaPlan, tensors: Tensors, progress: Progress) -> None:
@@ -203,11 +213,15 @@ def _write(path: Path, plan: ArenaPlan, tensors: Tensors, progress: Progress) ->
     partial = path.with_suffix(".partial")
     try:
         with partial.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _DATA_OFFSET + plan.size)
+            os.posix_fallocate(file.fileno(), 0, DATA_OFFSET + plan.size + _CHECKSUM_BYTES)
             file.write(_index(plan))
             for entry, packed in _packed(plan, tensors, progress):
-                file.seek(_DATA_OFFSET + entry.offset)
+                file.seek(DATA_OFFSET + entry.offset)
                 file.write(packed)
+            file.flush()
+            total = _native.checksum(_native.map_arena(str(partial), DATA_OFFSET, plan.size))
+            file.seek(DATA_OFFSET + plan.size)
+            file.write(total.to_bytes(_CHECKSUM_BYTES, "little"))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
