@@ -164,7 +164,7 @@ except ModelError as error:
 
 
 def pin_argument(pin: Pin = PIN) -> str:
-    return json.dumps([pin.package, pin.version, pin.file, pin.size, pin.sha256])
+    return json.dumps([pin.name, pin.package, pin.version, pin.file, pin.size, pin.sha256])
 
 
 def start(*prefix: str) -> subprocess.Popen[str]:
