@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
+from octavo.server.limits import MAX_STOP_CHARACTERS
 from octavo.server.protocol import ChatBody, CommonFields, CompletionBody
 from octavo.types import SamplingParams
 
-MAX_STOP_CHARACTERS = 1024
 NARROWEST_TOP_P = 1e-9
 COMPLETION_MAX_TOKENS = 16
 

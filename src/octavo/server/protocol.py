@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from octavo.server import limits
 from octavo.server.body import parse_object
 from octavo.server.errors import ApiError, clip
 
@@ -60,8 +61,9 @@ _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-TokenCount = Annotated[int, Meta(ge=1)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+TokenCount = Annotated[int, limits.MAX_TOKENS.meta()]
+TokenId = Annotated[int, limits.TOKEN_ID.meta()]
+Penalty = Annotated[float, limits.PENALTY.meta()]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,22 +78,22 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: TokenCount | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    min_tokens: Annotated[int, limits.MIN_TOKENS.meta()] | None = None
+    temperature: Annotated[float, limits.TEMPERATURE.meta()] | None = None
+    top_p: Annotated[float, limits.TOP_P.meta()] | None = None
+    top_k: Annotated[int, limits.TOP_K.meta()] | None = None
+    min_p: Annotated[float, limits.MIN_P.meta()] | None = None
     seed: Int64 | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: dict[str, Annotated[float, limits.BIAS.meta()]] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, limits.REPETITION.meta()] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     user: Any = None
     metadata: Any = None
@@ -133,7 +135,7 @@ class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     audio: Any = None
     function_call: Any = None
     functions: Any = None
@@ -165,7 +167,7 @@ class CompletionBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
             }
         ),
     ]
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -179,11 +181,16 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def parse_chat(body: bytes) -> ChatBody:
-    return _convert(parse_object(body), ChatBody)
+    return check_chat(parse_object(body))
 
 
 def parse_completion(body: bytes) -> CompletionBody:
     return _convert(parse_object(body), CompletionBody)
+
+
+def check_chat(value: dict[str, Any]) -> ChatBody:
+    """The fields of a chat that was parsed already, or never was JSON."""
+    return _convert(value, ChatBody)
 
 
 def _convert(value: dict[str, Any], kind: type[Body]) -> Body:
