@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from octavo.execution.factory import build_executor
 from tests.support.driver import GREEDY, Driver
 from tests.support.executors import Build, configured
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-3
 ROUNDED_TOLERANCE = 1.0

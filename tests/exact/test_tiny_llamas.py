@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from octavo.models.spec import ModelError
 from tests.support.driver import Driver
 from tests.support.executors import Build
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 VOCAB = 101
 
