@@ -14,6 +14,10 @@ from dataclasses import dataclass, field, replace
 MIB = 1024 * 1024
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
+MAX_BLOCK = 65536
+"""Tokens of the largest block."""
+EMULATED_ISAS = ("amx-emulated",)
+"""Instruction sets for tests: never offered."""
 
 
 class ConfigError(ValueError):
@@ -167,7 +171,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     Returns the configuration that everything downstream obeys, and the memory it takes.
     Raises ConfigError with one sentence that names the flag and a value that would work.
     """
-    _check_choices(config)
+    check_choices(config)
     execution = _resolve_execution(config.execution, facts)
     scheduler = config.scheduler
     workspace = scheduler.max_num_batched_tokens * facts.row_bytes + scheduler.max_num_seqs * facts.vocab * 4
@@ -176,9 +180,8 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     block = config.kv.block_size if config.kv.paged else _round_up(min(length, capacity), TILE)
     blocks = capacity // block
     if blocks < 1:
-        raise ConfigError(
-            f"the KV pool holds {capacity} tokens, less than one block of {block}; use --kv-tokens {block} or more"
-        )
+        fits = f"--block-size {capacity // TILE * TILE}" if config.kv.paged else f"--kv-tokens {block}"
+        raise ConfigError(f"the KV pool holds {capacity} tokens, less than one block of {block}; {fits} would work")
     tokens = blocks * block
     length = _fit_length(config.model, length, tokens)
     scheduler = _resolve_scheduler(scheduler, length)
@@ -214,7 +217,9 @@ def explain(config: EngineConfig, budget: Budget) -> tuple[str, ...]:
     )
 
 
-def _check_choices(config: EngineConfig) -> None:
+def check_choices(config: EngineConfig) -> None:
+    """Refuses what is wrong whatever the model and the machine; nothing may use these values before."""
+
     def one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
         if value not in allowed:
             raise ConfigError(f"{flag} {value!r} is not known; use one of {', '.join(allowed)}")
@@ -231,16 +236,19 @@ def _check_choices(config: EngineConfig) -> None:
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--max-waiting", config.scheduler.max_waiting, 1, 1_000_000)
-    if config.kv.block_size < TILE or config.kv.block_size % TILE:
-        near = max(TILE, _round_up(config.kv.block_size, TILE))
+    between("--block-size", config.kv.block_size, TILE, MAX_BLOCK)
+    if config.kv.block_size % TILE:
+        near = _round_up(config.kv.block_size, TILE)
         raise ConfigError(f"--block-size {config.kv.block_size} is not a multiple of {TILE}; {near} would work")
     if config.kv.size_bytes is not None and config.kv.size_tokens is not None:
         raise ConfigError("--kv-memory and --kv-tokens both set the KV pool; give one of them")
+    if config.model.name is not None and not config.model.name.strip():
+        raise ConfigError("--name is empty; leave it out to use the file's name, or --name my-model would work")
 
 
 def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:
     isa = execution.isa or facts.isas[0]
-    if isa not in facts.isas and not isa.endswith("-emulated"):
+    if isa not in facts.isas and isa not in EMULATED_ISAS:
         raise ConfigError(f"--isa {isa!r} does not run on this machine; use one of {', '.join(facts.isas)}")
     threads = execution.threads if execution.threads is not None else facts.cpus
     if not 1 <= threads <= 1024:

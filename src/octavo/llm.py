@@ -18,8 +18,12 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.server.choice import Choice, TokenEntry
+from octavo.server.errors import ApiError
 from octavo.server.params import TextOptions
 from octavo.types import Abort, ClientMessage, FinishReason, NewRequest, SamplingParams, TokenDelta
+
+REFUSALS = (ValueError, ApiError, RuntimeError)
+"""What a call raises where it cannot be answered; the message is one sentence."""
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int]
@@ -54,7 +58,11 @@ class LLM:
 
         config = _with_path(model, config or EngineConfig())
         self._text = load_text(load_tokenizer(config.model.path))
-        self._executor = build_executor(config, lambda what, fraction: None)
+        try:
+            self._executor = build_executor(config, lambda what, fraction: None)
+        except BaseException:
+            self._text.close()
+            raise
         self._core = EngineCore(self._executor.config, self._executor)
         self.info = self._executor.info
         self.report: tuple[str, ...] = self._executor.report
@@ -126,12 +134,13 @@ class LLM:
 
     def _check(self, tokens: list[int]) -> None:
         if not tokens:
-            raise ValueError("the prompt is empty; give at least one token")
+            raise ValueError("the prompt is empty; give at least one token, such as 'Hello'")
         if any(not 0 <= token < self.info.num_tokens for token in tokens):
             raise ValueError(f"prompt ids must be 0 to {self.info.num_tokens - 1}")
         if len(tokens) >= self.max_model_len:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens and prompt and answer together may have {self.max_model_len}"
+                f"the prompt has {len(tokens)} tokens and prompt and answer together may have {self.max_model_len}; "
+                f"{self.max_model_len - 1} or fewer would work"
             )
 
     def _pieces(self, answer: _Answer) -> Iterator[str]:

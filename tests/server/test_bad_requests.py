@@ -99,6 +99,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(echo: Ser
         ({"prompt": ["a"] * 10_000}, "prompt"),
         ({"stop_token_ids": [268]}, "stop_token_ids"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"bad_words": ["x"] * 50_000}, "bad_words"),
     ],
     ids=lambda value: str(value)[:40],

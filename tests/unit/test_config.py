@@ -86,13 +86,13 @@ def test_the_value_that_a_refusal_offers_works(tokens: int, length: int, block: 
         try:
             resolved, _budget = resolve(config, FACTS)
         except ConfigError as error:
-            found = re.findall(r"(--kv-tokens|--max-model-len) (\d+) (?:would|or)", str(error)) or re.findall(
-                r"use (--kv-tokens) (\d+)", str(error)
-            )
+            found = re.findall(r"(--kv-tokens|--max-model-len|--block-size) (\d+) (?:would|or)", str(error))
             assert found, str(error)
             flag, value = found[-1]
             if flag == "--kv-tokens":
                 config = replace(config, kv=replace(config.kv, size_tokens=int(value)))
+            elif flag == "--block-size":
+                config = replace(config, kv=replace(config.kv, block_size=int(value)))
             else:
                 config = replace(config, model=ModelConfig(max_model_len=int(value)))
         else:

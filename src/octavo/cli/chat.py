@@ -42,12 +42,17 @@ class ServerSource:
     """Answers from an OpenAI-compatible server."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url!r} is not a server's address; http://127.0.0.1:8000 would work")
+        problem = ConfigError(f"--url {url!r} is not a server's address; http://127.0.0.1:8000 would work")
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise problem from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise problem
         self.url = url
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self.connect = lambda: kind(parts.hostname or "", parts.port)
+        self.connect = lambda: kind(parts.hostname or "", port)
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
 
     def stream(self, messages: list[Message], options: ChatOptions) -> Iterator[str]:
@@ -76,7 +81,10 @@ class ServerSource:
         """The first model that the server names."""
         with closing(self.connect()) as connection:
             response = self.ask(connection, "GET", "/v1/models", None)
-            return str(json.load(response)["data"][0]["id"])
+            try:
+                return str(json.load(response)["data"][0]["id"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise ConfigError(f"--url {self.url} names no model; is it an OpenAI-compatible server?") from error
 
     def ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: str | None
@@ -85,7 +93,7 @@ class ServerSource:
         try:
             connection.request(method, self.prefix + path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-        except OSError as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise ConfigError(f"--url {self.url} does not answer ({error}); start one with octavo serve") from error
         if response.status != 200:
             raise ConfigError(f"the server at {self.url} answered {response.status}: {_reason(response)}")
@@ -99,9 +107,14 @@ class EngineSource:
         self.llm = llm
 
     def stream(self, messages: list[Message], options: ChatOptions) -> Iterator[str]:
-        yield from self.llm.stream_chat(
-            messages, temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
-        )
+        from octavo.llm import REFUSALS
+
+        try:
+            yield from self.llm.stream_chat(
+                messages, temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
+            )
+        except REFUSALS as error:
+            raise ConfigError(f"the chat cannot go on: {error}; start anew with /reset") from error
 
 
 def run_chat(engine: EngineConfig, url: str | None, options: ChatOptions) -> int:
@@ -141,7 +154,14 @@ def _converse(source: Source, options: ChatOptions) -> None:
         if not line.strip():
             continue
         messages.append({"role": "user", "content": line})
-        answer = _print_answer(source.stream(messages, options))
+        try:
+            answer = _print_answer(source.stream(messages, options))
+        except ConfigError as error:
+            if not sys.stdin.isatty():
+                raise
+            print(f"octavo: {error}", file=sys.stderr)
+            messages.pop()
+            continue
         messages.append({"role": "assistant", "content": answer})
 
 

@@ -7,7 +7,7 @@ import sys
 import click
 
 import octavo
-from octavo.cli.options import engine_options
+from octavo.cli.options import FiniteRange, engine_options
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.models.spec import ModelError
 
@@ -26,7 +26,7 @@ def cli() -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=_SERVER.port, show_default=True, help="0: any free one.")
 @click.option(
     "--drain-seconds",
-    type=click.FloatRange(0, 3600),
+    type=FiniteRange(0, 3600),
     default=_SERVER.drain_seconds,
     show_default=True,
     help="After SIGTERM, open requests get this long.",
@@ -36,14 +36,14 @@ def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float) -> N
     from octavo.server.run import run_server
 
     config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds)
-    raise SystemExit(run_server(with_model(engine), config))
+    raise SystemExit(run_server(engine, config))
 
 
 @cli.command()
 @engine_options
 @click.option("--url", default=None, help="Talk to this server (http://host:port) instead of an engine of its own.")
 @click.option("--system", default=None, help="System message.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True)
+@click.option("--temperature", type=FiniteRange(0, 2), default=0.7, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Longest answer.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=None, help="Makes answers repeatable.")
 def chat(
@@ -60,22 +60,25 @@ def chat(
 @engine_options
 @click.option("--prompt", "-p", required=True, help="Text to continue; with --chat, the user's message.")
 @click.option("--chat/--no-chat", "as_chat", default=True, show_default=True, help="Use the model's chat template.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
+@click.option("--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 def run(engine: EngineConfig, prompt: str, as_chat: bool, temperature: float, max_tokens: int, seed: int) -> None:
     """Answer one prompt and exit."""
-    from octavo.llm import LLM
+    from octavo.llm import LLM, REFUSALS
 
     with LLM(config=with_model(engine)) as llm:
         messages = [{"role": "user", "content": prompt}]
         generate = llm.chat if as_chat else llm.generate
-        result = generate(
-            messages if as_chat else prompt,  # type: ignore[arg-type]
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-        )
+        try:
+            result = generate(
+                messages if as_chat else prompt,  # type: ignore[arg-type]
+                temperature=temperature,
+                max_tokens=max_tokens,
+                seed=seed,
+            )
+        except REFUSALS as error:
+            raise ConfigError(f"--prompt cannot be answered: {error}") from error
         click.echo(result.text)
 
 
@@ -85,8 +88,8 @@ def doctor(engine: EngineConfig) -> None:
     """Say what this machine has, what Octavo would choose, and every limit; loads no weights."""
     from octavo.cli.doctor import report
 
-    for line in report(engine):
-        click.echo(line)
+    if not report(engine, click.echo):
+        raise SystemExit(1)
 
 
 def with_model(engine: EngineConfig) -> EngineConfig:

@@ -6,12 +6,21 @@ and None is filled by `resolve()` in the engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, SchedulerConfig
+from octavo.config import (
+    ConfigError,
+    EngineConfig,
+    ExecutionConfig,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+    check_choices,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,6 +45,16 @@ class Size(click.ParamType[int]):
         if not 0 < size < 1 << 50:
             self.fail(f"{value!r} is out of range; 2G or 512M would work", param, ctx)
         return int(size)
+
+
+class FiniteRange(click.FloatRange):
+    """A range that NaN, which no comparison refuses, lies outside of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number; {self.max:g} would work", param, ctx)
+        return number
 
 
 _DEFAULTS = EngineConfig()
@@ -98,8 +117,10 @@ def engine_options(command: F) -> F:
 
 
 def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
-    """The configuration that the flags ask for."""
-    return EngineConfig(
+    """The configuration that the flags ask for; refuses what no model and no machine could make right."""
+    if model is not None and not model.strip():
+        raise ConfigError("MODEL is empty; name a .gguf file or a directory, or leave it out for the default model")
+    config = EngineConfig(
         model=ModelConfig(
             path=model or "",
             name=values["name"],
@@ -129,6 +150,8 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
         ),
         validate_kv=values["validate_kv"],
     )
+    check_choices(config)
+    return config
 
 
 def _names() -> frozenset[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.config import Budget, EngineConfig, Facts, explain, resolve
+from octavo.config import Budget, EngineConfig, Facts, check_choices, explain, resolve
 from octavo.execution import machine
 from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
@@ -20,9 +20,6 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.spec import Checkpoint, ModelSpec
 from octavo.models.store import cache_dir, default_model
 from octavo.types import KVGroupSpec, ModelInfo
-
-if TYPE_CHECKING:
-    from octavo.ops.cpu.packing import ArenaPlan
 
 if TYPE_CHECKING:
     from octavo.ops.cpu.packing import ArenaPlan
@@ -81,6 +78,7 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
 
 
 def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
+    check_choices(config)
     spec, sources = checkpoint.spec, checkpoint.sources()
     if config.execution.backend == "reference":
         per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * 4

@@ -180,8 +180,8 @@ def _check(params: SamplingParams) -> None:
         "min_p": (params.min_p, 0.0, 1.0),
         "top_p": (params.top_p, 0.0, 1.0),
         "logprobs": (params.logprobs or 0, 0, MAX_ALTERNATIVES),
-        "repetition_penalty": (params.repetition_penalty, 0.0, math.inf),
+        "repetition_penalty": (params.repetition_penalty, 1e-6, 1e6),
     }
     for name, (value, low, high) in bounds.items():
-        if not (low <= value <= high and value < math.inf) or (value == 0 and name in ("top_p", "repetition_penalty")):
+        if not (low <= value <= high and value < math.inf) or (value == 0 and name == "top_p"):
             raise ValueError(f"{name} {value} is out of range")

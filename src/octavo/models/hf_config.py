@@ -93,7 +93,9 @@ def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
     """config.json, checked."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{folder} holds no config.json; name a model directory or a .gguf file")
+        files = sorted(folder.glob("*.gguf"))
+        named = f"name the file in it: {files[0]}" if files else "name a model directory or a .gguf file"
+        raise ModelError(f"{folder} holds no config.json; {named}")
     kind = read_json(path, _Architecture)
     names = kind.architectures or [f"of type {kind.model_type!r}"]
     known = [ARCHITECTURES[name] for name in names if name in ARCHITECTURES]

@@ -22,28 +22,24 @@ class Range:
     """Included; None: no end."""
     works: float = 1
     """A value that works."""
-    above_low: bool = False
-    """`low` itself is not possible."""
 
     def holds(self, value: float) -> bool:
         """`value` is within."""
-        enough = value > self.low if self.above_low else value >= self.low
-        return enough and (self.high is None or value <= self.high)
+        return value >= self.low and (self.high is None or value <= self.high)
 
     def meta(self) -> Meta:
         """The bounds as msgspec checks them."""
-        bounds: dict[str, Any] = {"gt" if self.above_low else "ge": self.low}
+        bounds: dict[str, Any] = {"ge": self.low}
         if self.high is not None:
             bounds["le"] = self.high
         return Meta(**bounds)
 
     def __str__(self) -> str:
         kind = "an integer" if self.whole else "a finite number"
-        low = f"above {self.low:g}" if self.above_low else f"from {self.low:g}"
         if self.high is None:
-            return f"{kind} {low} up"
+            return f"{kind} from {self.low:g} up"
         high = str(self.high) if self.whole else f"{self.high:g}"
-        return f"{kind} {low} to {high}"
+        return f"{kind} from {self.low:g} to {high}"
 
 
 MAX_TOKENS = Range(whole=True, low=1, works=16)
@@ -53,7 +49,8 @@ TOP_P = Range(whole=False, low=0.0, high=1.0, works=0.95)
 TOP_K = Range(whole=True, low=-1, works=40)
 MIN_P = Range(whole=False, low=0.0, high=1.0, works=0.05)
 PENALTY = Range(whole=False, low=-2.0, high=2.0, works=0.5)
-REPETITION = Range(whole=False, low=0.0, high=10.0, works=1.1, above_low=True)
+REPETITION = Range(whole=False, low=0.01, high=10.0, works=1.1)
+"""Logits are divided and multiplied by it in float32, so it must stay far from both ends."""
 BIAS = Range(whole=False, low=-100.0, high=100.0, works=-100)
 LOGPROBS = Range(whole=True, low=0, works=5)
 TOKEN_ID = Range(whole=True, low=0, works=0)

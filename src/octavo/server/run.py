@@ -1,37 +1,44 @@
 """Runs the server in this process.
 
-The port is bound first, so that a busy one is told before the model loads. Then the engine is spawned, and loads
-while this process imports the HTTP side. The engine never outlives this process.
+The port is bound first, so that a busy one is told before anything is fetched or loaded. Then the default model is
+fetched where none was named, and the engine is spawned, which loads while this process imports the HTTP side. The
+engine never outlives this process.
 """
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
+from octavo.models.spec import ModelError
+from octavo.models.store import or_default
 
 
 def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serves until a signal or a failed start; returns the exit status."""
-    try:
-        listener = _bind(config)
-    except OSError as error:
-        print(f"Error: cannot listen on {config.host}:{config.port}: {error.strerror}; try --port 0", file=sys.stderr)
-        return 1
     handlers = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    process = EngineProcess.spawn(command, engine)
+    process: EngineProcess | None = None
     try:
+        listener = bind(config)
+        engine = replace(engine, model=or_default(engine.model))
+        process = EngineProcess.spawn(command, engine)
         from octavo.server.runner import Runner
 
         url = _url(config.host, listener.getsockname()[1])
         return Runner(engine, config, url, command, process).serve(listener)
+    except (ConfigError, ModelError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
     finally:
-        process.kill()
+        if process is not None:
+            process.kill()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -41,16 +48,27 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _bind(config: ServerConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def bind(config: ServerConfig) -> socket.socket:
+    """Listens; ConfigError says whether it is the host or the port that is wrong."""
+    if not config.host.strip():
+        raise ConfigError("--host is empty; --host 127.0.0.1 would work")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"--host {config.host!r} is no address or name that this machine can resolve; --host 127.0.0.1 would work"
+        ) from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
+        listener.bind(address)
         listener.listen(2048)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"--host {config.host} is not this machine's; --host 127.0.0.1 would work") from error
+        where = f"--port {config.port} on --host {config.host}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; --port 0 would take a free one") from error
     return listener
 
 

@@ -11,6 +11,7 @@ ends with its standard input.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -159,4 +160,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:
+        os._exit(0)  # the parent is gone, and with it whoever could read the answer; nothing is left to flush
