@@ -1,32 +1,35 @@
 """`LLM`: the engine in the caller's own process, for scripts and notebooks.
 
 Owns an executor, an `EngineCore` and one thread that steps it. Life: the constructor loads the model and starts the
-thread; calls put requests in and read their deltas from a queue each; `close()` (or leaving the `with` block) aborts
-what is open, ends the thread and frees the memory. Nothing is forked and nothing listens.
+thread; calls are checked by their own thread (llm_inputs.py), put requests in and read their deltas from a queue each;
+`close()` (or leaving the `with` block) ends what is open, ends the thread and frees the memory. Nothing is forked and
+nothing listens. When the engine fails or is closed, every open call raises, and every later one too.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import queue
-import secrets
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.llm_inputs import Asked, Inputs
 from octavo.server.choice import Choice, TokenEntry
-from octavo.server.errors import ApiError
-from octavo.server.params import TextOptions
-from octavo.types import Abort, ClientMessage, FinishReason, NewRequest, SamplingParams, TokenDelta
+from octavo.server.params import ModelLimits
+from octavo.types import Abort, ClientMessage, NewRequest, TokenDelta
 
-REFUSALS = (ValueError, ApiError, RuntimeError)
+REFUSALS = (ValueError, RuntimeError)
 """What a call raises where it cannot be answered; the message is one sentence."""
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int]
+_CLOSED = "this LLM is closed"
 
 
 @dataclass(frozen=True)
@@ -45,31 +48,37 @@ class Completion:
 
 
 class LLM:
-    """A model to call.
+    """A model to call, from any number of threads.
 
     `model` is a .gguf file or a directory with safetensors; None is the default model, fetched on first use.
     `config` sets everything else; see octavo.config. Raises ModelError or ConfigError with one sentence.
     """
 
-    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, *, config: EngineConfig | None = None) -> None:
         from octavo.execution.factory import build_executor
         from octavo.models.tokenizer import load_tokenizer
         from octavo.server.text import load_text
 
-        config = _with_path(model, config or EngineConfig())
+        config = _with_path(model, config)
         self._text = load_text(load_tokenizer(config.model.path))
+        loading = _Loading(sys.stderr)
         try:
-            self._executor = build_executor(config, lambda what, fraction: None)
+            self._executor = build_executor(config, loading)
+            self._core = EngineCore(self._executor.config, self._executor)
         except BaseException:
             self._text.close()
             raise
-        self._core = EngineCore(self._executor.config, self._executor)
+        finally:
+            loading.clear()
         self.info = self._executor.info
         self.report: tuple[str, ...] = self._executor.report
-        self.max_model_len = self._executor.config.model.max_model_len or self.info.max_context
+        self.max_model_len = self._core.ready().max_model_len
+        self._inputs = Inputs(self._text, ModelLimits(self.info.num_tokens, self.max_model_len))
         self._ids = itertools.count(1)
         self._inbox: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
-        self._open: dict[int, queue.SimpleQueue[TokenDelta]] = {}
+        # Reentrant, for an iterator may be collected, and so ended, while its own thread holds the lock.
+        self._lock = threading.RLock()
+        self._open: dict[int, queue.SimpleQueue[TokenDelta | None]] = {}
         self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
@@ -80,34 +89,43 @@ class LLM:
     def generate(self, prompts: Prompt | Sequence[Prompt], **sampling: Any) -> Any:
         """Continues one prompt (text or token ids) or several at once: a Completion, or a list of them.
 
-        Keywords: max_tokens (16), temperature (1), top_k, top_p, min_p, seed, stop (text), stop_token_ids,
-        min_tokens, ignore_eos, logprobs, logit_bias, and the three penalties, as in `SamplingParams`.
+        Keywords: max_tokens (16; None: the rest of the context), temperature (1), top_k, top_p, min_p, seed, stop
+        (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), include_stop_str_in_output,
+        skip_special_tokens, and the three penalties. None is the default.
         """
-        many = not isinstance(prompts, str) and (len(prompts) == 0 or not isinstance(prompts[0], int))
-        batch: Sequence[Any] = prompts if many else [prompts]
-        ids = [self._text.prompt(prompt) if isinstance(prompt, str) else list(prompt) for prompt in batch]
-        running = [self._submit(tokens, {"max_tokens": 16, **sampling}) for tokens in ids]
-        done = [self._collect(answer) for answer in running]
+        self._check_usable()
+        batch, many = self._inputs.prompts(prompts)
+        asked = [self._inputs.ask(tokens, {"max_tokens": 16, **sampling}) for tokens in batch]
+        running: list[_Answer] = []
+        try:
+            for one in asked:
+                running.append(self._submit(one))
+            done = [self._collect(answer) for answer in running]
+        finally:
+            for answer in running:
+                self._end(answer)
         return done if many else done[0]
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completion:
         """Answers a conversation; max_tokens is the rest of the context unless given."""
-        return self._collect(self._submit(self._text.chat(messages), sampling))
+        return self._collect(self._submit(self._ask_chat(messages, sampling)))
 
     def stream_chat(self, messages: Sequence[Message], **sampling: Any) -> Iterator[str]:
-        """The answer's text in pieces; closing the iterator stops the generation."""
-        return self._pieces(self._submit(self._text.chat(messages), sampling))
+        """The answer's text in pieces; closing the iterator stops the generation, the first `next` starts it."""
+        return self._stream(self._ask_chat(messages, sampling))
 
     def stream(self, prompt: Prompt, **sampling: Any) -> Iterator[str]:
-        """The continuation's text in pieces."""
-        tokens = self._text.prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._pieces(self._submit(tokens, {"max_tokens": 16, **sampling}))
+        """The continuation's text in pieces; see `stream_chat`."""
+        self._check_usable()
+        return self._stream(self._inputs.ask(self._inputs.prompt(prompt), {"max_tokens": 16, **sampling}))
 
     def close(self) -> None:
-        """Aborts what is open and frees everything; harmless when called twice."""
-        if self._closed:
-            return
-        self._closed = True
+        """Ends what is open, in whatever thread, and frees everything; harmless when called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._end_all()
         self._inbox.put(None)
         self._thread.join()
         self._executor.close()
@@ -121,27 +139,32 @@ class LLM:
 
     # --- one answer ----------------------------------------------------------------------------
 
-    def _submit(self, tokens: list[int], sampling: dict[str, Any]) -> _Answer:
+    def _ask_chat(self, messages: Sequence[Message], sampling: dict[str, Any]) -> Asked:
+        self._check_usable()
+        try:
+            return self._inputs.ask(self._inputs.chat(messages), sampling)
+        except ValueError:
+            # A template's worker that was closed under this call is no fault of the messages.
+            self._check_usable()
+            raise
+
+    def _check_usable(self) -> None:
         if self._closed:
-            raise RuntimeError("this LLM is closed")
-        self._check(tokens)
-        params, options, seed = _split(sampling, room=self.max_model_len - len(tokens))
-        request = NewRequest(request_id=next(self._ids), prompt=tokens, params=params, seed=seed)
-        answer = _Answer(request, Choice(0, self._text.tokens, options), queue.SimpleQueue())
-        self._open[request.request_id] = answer.deltas
-        self._inbox.put(request)
+            raise RuntimeError(_CLOSED)
+        if self._failure is not None:
+            raise RuntimeError(f"the engine failed ({self._failure!r}); make a new LLM") from self._failure
+
+    def _submit(self, asked: Asked) -> _Answer:
+        request = NewRequest(request_id=next(self._ids), prompt=asked.prompt, params=asked.params, seed=asked.seed)
+        answer = _Answer(request, Choice(0, self._text.tokens, asked.options), queue.SimpleQueue())
+        with self._lock:
+            self._check_usable()
+            self._open[request.request_id] = answer.deltas
+            self._inbox.put(request)
         return answer
 
-    def _check(self, tokens: list[int]) -> None:
-        if not tokens:
-            raise ValueError("the prompt is empty; give at least one token, such as 'Hello'")
-        if any(not 0 <= token < self.info.num_tokens for token in tokens):
-            raise ValueError(f"prompt ids must be 0 to {self.info.num_tokens - 1}")
-        if len(tokens) >= self.max_model_len:
-            raise ValueError(
-                f"the prompt has {len(tokens)} tokens and prompt and answer together may have {self.max_model_len}; "
-                f"{self.max_model_len - 1} or fewer would work"
-            )
+    def _stream(self, asked: Asked) -> Iterator[str]:
+        yield from self._pieces(self._submit(asked))
 
     def _pieces(self, answer: _Answer) -> Iterator[str]:
         try:
@@ -165,9 +188,11 @@ class LLM:
 
     def _next(self, answer: _Answer) -> str:
         """Waits for one delta; its text."""
+        self._check_usable()
         delta = answer.deltas.get()
-        if self._failure is not None:
-            raise RuntimeError("the engine's thread failed") from self._failure
+        if delta is None:
+            self._check_usable()
+            raise AssertionError("a request ended though the engine runs")
         answer.tokens.extend(delta.tokens)
         piece = answer.choice.feed(delta)
         answer.entries.extend(piece.entries)
@@ -178,8 +203,15 @@ class LLM:
         return piece.text
 
     def _end(self, answer: _Answer) -> None:
-        if self._open.pop(answer.request.request_id, None) is not None:
-            self._inbox.put(Abort([answer.request.request_id]))
+        with self._lock:
+            if self._open.pop(answer.request.request_id, None) is not None:
+                self._inbox.put(Abort([answer.request.request_id]))
+
+    def _end_all(self) -> None:
+        """Wakes every call that waits. Holds the lock."""
+        for deltas in self._open.values():
+            deltas.put(None)
+        self._open.clear()
 
     # --- the engine's thread -------------------------------------------------------------------
 
@@ -191,10 +223,10 @@ class LLM:
                     if (deltas := self._open.get(delta.request_id)) is not None:
                         deltas.put(delta)
         except BaseException as error:
-            self._failure = error
-            for request_id, deltas in list(self._open.items()):
-                deltas.put(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=repr(error)))
-            raise
+            # Told to every caller, by _check_usable.
+            with self._lock:
+                self._failure = error
+                self._end_all()
 
     def _drain_inbox(self) -> bool:
         """Takes every message that waits, sleeping while there is nothing to do; False when closed."""
@@ -214,7 +246,8 @@ class _Answer:
 
     request: NewRequest
     choice: Choice
-    deltas: queue.SimpleQueue[TokenDelta]
+    deltas: queue.SimpleQueue[TokenDelta | None]
+    """None: the engine failed or was closed."""
 
     def __post_init__(self) -> None:
         self.tokens: list[int] = []
@@ -222,35 +255,32 @@ class _Answer:
         self.finish_reason = ""
 
 
-def _split(sampling: dict[str, Any], room: int) -> tuple[SamplingParams, TextOptions, int]:
-    """Keywords to what the engine, the text side and the noise need."""
-    values = dict(sampling)
-    seed = values.pop("seed", None)
-    stop = values.pop("stop", None) or ()
-    options = TextOptions(
-        stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        include_stop=bool(values.pop("include_stop_str_in_output", False)),
-        skip_special=bool(values.pop("skip_special_tokens", True)),
-        min_tokens=int(values.get("min_tokens", 0)),
-        logprobs=values.get("logprobs"),
-    )
-    if not all(options.stops):
-        raise ValueError("stop may not hold an empty string, which is found everywhere")
-    known = set(SamplingParams.__struct_fields__)
-    if unknown := sorted(set(values) - known):
-        raise TypeError(f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}, seed, stop")
-    asked = values.pop("max_tokens", None)
-    if asked is not None and asked < 1:
-        raise ValueError(f"max_tokens is {asked}; 1 or more would work")
-    if isinstance(bias := values.get("logit_bias"), dict):
-        values["logit_bias"] = tuple((int(token), float(value)) for token, value in bias.items())
-    if isinstance(ids := values.get("stop_token_ids"), list):
-        values["stop_token_ids"] = tuple(ids)
-    params = SamplingParams(max_tokens=min(asked or room, room), **values)
-    return params, options, secrets.randbits(64) if seed is None else seed
+class _Loading:
+    """What loading does, on one line of a terminal; nothing where the stream is none."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None and stream.isatty() else None
+        self._said = ""
+
+    def __call__(self, what: str, fraction: float | None) -> None:
+        line = what if fraction is None else f"{what} {int(fraction * 100)}%"
+        if self._stream is not None and line != self._said:
+            print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+            self._said = line
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._stream is not None and self._said:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
 
 
-def _with_path(model: str | None, config: EngineConfig) -> EngineConfig:
-    from octavo.models.store import or_default
+def _with_path(model: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:
+    from octavo.models.store import default_model
 
-    return replace(config, model=or_default(replace(config.model, path=model or config.model.path)))
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model is a {type(model).__name__}; the path of a .gguf file or of a directory would work")
+    if config is not None and not isinstance(config, EngineConfig):
+        raise TypeError(f"config is a {type(config).__name__}; EngineConfig(), of octavo.config, would work")
+    config = config or EngineConfig()
+    path = os.fspath(model) if model else config.model.path or str(default_model())
+    return replace(config, model=replace(config.model, path=path))
