@@ -2,6 +2,8 @@
 
 Life of a line: read -> appended to the conversation -> a source streams the answer's pieces -> printed as they
 come -> appended. Ctrl-C stops the answer (what came stays in the conversation); Ctrl-D or /exit leaves.
+A line that cannot be answered, or not to its end, is told on standard error and leaves the conversation; the next one
+is read. Where the lines come from no terminal, the exit code then is 1.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from octavo.config import ConfigError, EngineConfig
 Message = dict[str, str]
 
 
+class Refused(Exception):
+    """A turn without an answer, or with half of one; the message is one sentence."""
+
+
 @dataclass(frozen=True)
 class ChatOptions:
     """How answers are drawn."""
@@ -34,7 +40,7 @@ class Source(Protocol):
     """Where answers come from."""
 
     def stream(self, messages: list[Message], options: ChatOptions) -> Iterator[str]:
-        """The answer's text in pieces; closing the iterator stops the generation."""
+        """The answer's text in pieces; closing the iterator stops the generation. Raises Refused."""
         ...
 
 
@@ -67,15 +73,10 @@ class ServerSource:
             body["seed"] = options.seed
         with closing(self.connect()) as connection:
             response = self.ask(connection, "POST", "/v1/chat/completions", json.dumps(body))
-            for line in response:
-                if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise ConfigError(f"the server failed: {event['error'].get('message')}")
-                for choice in event.get("choices", []):
-                    if piece := choice["delta"].get("content"):
-                        yield piece
+            try:
+                yield from _pieces(response)
+            except (OSError, http.client.HTTPException) as error:
+                raise Refused(f"the answer of {self.url} broke off ({error})") from error
 
     def model(self) -> str:
         """The first model that the server names."""
@@ -83,20 +84,20 @@ class ServerSource:
             response = self.ask(connection, "GET", "/v1/models", None)
             try:
                 return str(json.load(response)["data"][0]["id"])
-            except (ValueError, LookupError, TypeError) as error:
-                raise ConfigError(f"--url {self.url} names no model; is it an OpenAI-compatible server?") from error
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                raise Refused(f"--url {self.url} names no model; is it an OpenAI-compatible server?") from error
 
     def ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: str | None
     ) -> http.client.HTTPResponse:
-        """One request; anything but 200 becomes a ConfigError."""
+        """One request; anything but 200 is Refused."""
         try:
             connection.request(method, self.prefix + path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise ConfigError(f"--url {self.url} does not answer ({error}); start one with octavo serve") from error
+            raise Refused(f"--url {self.url} does not answer ({error}); start one with octavo serve") from error
         if response.status != 200:
-            raise ConfigError(f"the server at {self.url} answered {response.status}: {_reason(response)}")
+            raise Refused(f"the server at {self.url} answered {response.status}: {_reason(response)}")
         return response
 
 
@@ -114,16 +115,20 @@ class EngineSource:
                 messages, temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
             )
         except REFUSALS as error:
-            raise ConfigError(f"the chat cannot go on: {error}; start anew with /reset") from error
+            raise Refused(str(error)) from error
 
 
 def run_chat(engine: EngineConfig, url: str | None, options: ChatOptions) -> int:
     """The whole conversation; returns the exit code."""
     with _open(engine, url) as source:
-        if sys.stdin.isatty():
+        if _interactive():
             print("Ask away. /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer.")
-        _converse(source, options)
-    return 0
+        refused = _converse(source, options)
+    return 1 if refused and not _interactive() else 0
+
+
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _open(engine: EngineConfig, url: str | None) -> AbstractContextManager[Source]:
@@ -134,6 +139,8 @@ def _open(engine: EngineConfig, url: str | None) -> AbstractContextManager[Sourc
     class _Engine:
         def __enter__(self) -> Source:
             self.llm = LLM(config=engine)
+            for line in (self.llm.info.name, *(f"  {line}" for line in self.llm.report)):
+                print(line, file=sys.stderr, flush=True)
             return EngineSource(self.llm)
 
         def __exit__(self, *error: object) -> None:
@@ -142,33 +149,39 @@ def _open(engine: EngineConfig, url: str | None) -> AbstractContextManager[Sourc
     return _Engine()
 
 
-def _converse(source: Source, options: ChatOptions) -> None:
+def _converse(source: Source, options: ChatOptions) -> int:
+    """Answers line by line; how many were refused."""
     start: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(start)
-    while (line := _read_line()) is not None:
-        if line in ("/exit", "/quit"):
-            return
-        if line == "/reset":
-            messages = list(start)
-            continue
-        if not line.strip():
-            continue
-        messages.append({"role": "user", "content": line})
+    refused = 0
+    while True:
         try:
-            answer = _print_answer(source.stream(messages, options))
-        except ConfigError as error:
-            if not sys.stdin.isatty():
-                raise
-            print(f"octavo: {error}", file=sys.stderr)
-            messages.pop()
-            continue
-        messages.append({"role": "assistant", "content": answer})
+            if (line := _read_line()) is None or line in ("/exit", "/quit"):
+                return refused
+            if line == "/reset":
+                messages = list(start)
+            elif line.strip():
+                turn = {"role": "user", "content": line}
+                answer = _print_answer(source.stream([*messages, turn], options))
+                messages += [turn, {"role": "assistant", "content": answer}]
+        except Refused as error:
+            refused += 1
+            print(f"octavo: {error}", file=sys.stderr, flush=True)
 
 
 def _read_line() -> str | None:
     """One line from the user; None at the end of input or Ctrl-C at the prompt."""
+    if sys.stdin is None:
+        return None
     try:
-        return input("\n> " if sys.stdin.isatty() else "")
+        if _interactive():
+            line = input("\n> ")
+            line.encode("utf-8")
+            return line
+        raw = sys.stdin.buffer.readline()
+        return raw.decode("utf-8").rstrip("\r\n") if raw else None
+    except UnicodeError as error:
+        raise Refused("the line is not UTF-8; type it again, or convert the file with iconv -t UTF-8") from error
     except (EOFError, KeyboardInterrupt):
         return None
 
@@ -183,8 +196,37 @@ def _print_answer(pieces: Iterator[str]) -> str:
         close = getattr(pieces, "close", None)
         if close is not None:
             close()
+    except Refused:
+        if answer:
+            print(flush=True)
+        raise
     print(flush=True)
     return answer
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The text of a stream of events, which must say that the answer is complete."""
+    complete = False
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            complete = True
+            continue
+        try:
+            event = json.loads(data)
+            if "error" in event:
+                raise Refused(f"the server failed: {event['error'].get('message')}")
+            texts = [choice["delta"].get("content") for choice in event.get("choices", [])]
+            complete = complete or any(choice.get("finish_reason") for choice in event.get("choices", []))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Refused(
+                "the server sent an event that is none of a chat; is it an OpenAI-compatible server?"
+            ) from error
+        yield from (str(text) for text in texts if text)
+    if not complete:
+        raise Refused("the answer was cut off: the server ended the stream before its finish_reason; ask again")
 
 
 def _reason(response: http.client.HTTPResponse) -> str:
