@@ -106,6 +106,12 @@ class ServerConfig:
     port: int = 8000
     drain_seconds: float = 30.0
     """After SIGTERM, open requests get this long before they are aborted."""
+    access_log: bool = False
+    """One line a request on standard error."""
+    header_seconds: float = 10.0
+    """A request line and its headers have this long."""
+    max_header_bytes: int = 32 * 1024
+    """Request line and headers together."""
     max_body_bytes: int = 4 * MIB
     max_n: int = 16
     """Choices a request at most."""

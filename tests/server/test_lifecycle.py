@@ -88,11 +88,40 @@ def test_a_second_signal_ends_everything_at_once(tiny_path: Path) -> None:
         engine = server.engine_pid()
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: not _accepts(server), "no new connections are taken")
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(10)
+        wait_until(
+            lambda: any("Draining 1 request, up to 30 s; a second" in line for line in server.lines), "it is told"
+        )
+        heard = len(server.lines)
+        wait_until(lambda: _signalled_out(server), "the process has ended", 10)
         wait_until(lambda: not alive(engine), "the engine has ended")
         stream.join(10)
         assert not stream.is_alive()
+        assert server.lines[heard:] == []
+
+
+def _signalled_out(server: Server) -> bool:
+    """Signals until the process is gone: what follows the first at once counts as the same one."""
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGINT)
+    return server.process.poll() is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sent_twice_at_once_ends_an_idle_server_quietly(tiny_path: Path, number: signal.Signals) -> None:
+    with serving(echo_config(tiny_path)) as server:
+        server.process.send_signal(number)
+        server.process.send_signal(number)
+        assert server.process.wait(20) == 0
+        wait_until(lambda: "Stopping" in server.lines[-1], "the end is told")
+
+
+def test_a_chat_is_rendered_although_the_templates_worker_was_killed(tiny_path: Path) -> None:
+    with serving(echo_config(tiny_path)) as server:
+        before = server.chat("ab")
+        for pid in children(server.process.pid):
+            if "octavo.server.template_worker" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        assert server.chat("ab")["choices"] == before["choices"]
 
 
 def _accepts(server: Server) -> bool:

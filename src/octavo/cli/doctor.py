@@ -11,7 +11,7 @@ import octavo
 from octavo.config import ENVIRONMENT, ConfigError, EngineConfig, ServerConfig, environment, explain
 from octavo.models.spec import ModelError
 
-SERVER_WIDE = ("host", "port", "drain_seconds")
+SERVER_WIDE = ("host", "port", "drain_seconds", "access_log")
 """Settings of the server that bound no single request."""
 
 

@@ -31,11 +31,12 @@ def cli() -> None:
     show_default=True,
     help="After SIGTERM, open requests get this long.",
 )
-def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float) -> None:
+@click.option("--access-log/--no-access-log", default=False, help="Log every request  [default: off]")
+def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float, access_log: bool) -> None:
     """Serve MODEL (a .gguf file or a directory with safetensors; none: SmolLM2-135M-Instruct) over HTTP."""
     from octavo.server.run import run_server
 
-    config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds)
+    config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds, access_log=access_log)
     raise SystemExit(run_server(engine, config))
 
 

@@ -193,7 +193,8 @@ def _small_routes(service: Service) -> list[Route]:
         return answer(request, {"status": status}, 200 if status == "ready" else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        headers = {"x-request-id": request_id(request.scope).decode("ascii")}
+        return Response(service.metrics.text(), 200, headers, CONTENT_TYPE)
 
     async def models(request: Request) -> Response:
         return answer(request, {"object": "list", "data": [_model(service)] if service.model_name else []})

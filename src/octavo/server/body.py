@@ -22,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 BODY_SECONDS = 60.0
 
+_GZIP = b"\x1f\x8b"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -65,6 +66,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body; 413 as soon as it is known to be over `limit` bytes."""
     for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise _compressed()
         if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
             raise _too_large(limit)
     parts: list[bytes] = []
@@ -87,12 +90,18 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             return b"".join(parts)
 
 
+def _compressed() -> ApiError:
+    return ApiError("The body is compressed; send it as plain JSON, without Content-Encoding.", status=415)
+
+
 def _too_large(limit: int) -> ApiError:
     return ApiError(f"The body is over the limit of {limit} bytes; send less.", status=413)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The body's one JSON object."""
+    if body.startswith(_GZIP):
+        raise _compressed()
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ engine never outlives this process.
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -15,23 +16,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
 
+import octavo
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.spec import ModelError
 from octavo.models.store import or_default
+from octavo.server import log
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
-    """Serves until a signal or a failed start; returns the exit status."""
-    handlers = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Serves until a signal or a failed start; returns the exit status.
+
+    The process is to end then: signals are ignored from there on, so that a late one prints no traceback.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _leave)
     process: EngineProcess | None = None
     try:
         listener = bind(config)
+        log.configure(config.access_log)
+        url = _url(config.host, listener.getsockname()[1])
+        logger.info("Starting octavo %s; it will serve at %s", octavo.__version__, url)
         engine = replace(engine, model=or_default(engine.model))
         process = EngineProcess.spawn(command, engine)
         from octavo.server.runner import Runner
 
-        url = _url(config.host, listener.getsockname()[1])
         return Runner(engine, config, url, command, process).serve(listener)
     except (ConfigError, ModelError) as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -39,12 +52,17 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
     finally:
         if process is not None:
             process.kill()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        ignore_signals()
+
+
+def ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """A signal before there is anything to drain."""
+    ignore_signals()
     raise SystemExit(0)
 
 

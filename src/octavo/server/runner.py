@@ -1,16 +1,20 @@
 """uvicorn around the application: the start-up report and signals.
 
 The first SIGTERM or SIGINT drains: no new connections, open requests have `drain_seconds`, then they are ended with a
-reason. A second one ends everything at once.
+reason. A second one ends the process at once, without a word. `timeout` and shells signal a process and then its whole
+group: what comes within `_SAME_SIGNAL_SECONDS` is the first one still.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
@@ -19,11 +23,17 @@ import uvicorn
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.supervisor import EngineProcess
 from octavo.server.app import create_app
+from octavo.server.connection import connections
+from octavo.server.log import DescriptorWatch, on_terminal
+from octavo.server.run import SIGNALS, ignore_signals
 from octavo.server.service import Service
 from octavo.types import Progress, Ready
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+logger = logging.getLogger(__name__)
+
 _GRACE_SECONDS = 5.0
+_SAME_SIGNAL_SECONDS = 0.2
+_TICKS_A_SECOND = 10
 
 
 class Runner:
@@ -48,7 +58,8 @@ class Runner:
         self._config = uvicorn.Config(
             create_app(self._service),
             log_config=None,
-            access_log=False,
+            access_log=config.access_log,
+            http=connections(config),
             server_header=False,
             ws="none",
             lifespan="on",
@@ -67,13 +78,15 @@ class Runner:
     def _progress(self, progress: Progress) -> None:
         if progress.what != self._said:
             self._said = progress.what
-            print(progress.what, file=sys.stderr, flush=True)
+            logger.info(progress.what)
 
     def _ready(self, ready: Ready) -> None:
         print(f"{ready.info.name}")
         for line in ready.report:
             print(f"  {line}")
         print(f"Serving at {self._url}/v1", flush=True)
+        if not on_terminal():
+            logger.info("Serving %s at %s/v1", ready.info.name, self._url)
 
     def _failed(self, reason: str) -> None:
         print(f"Error: {reason}", file=sys.stderr, flush=True)
@@ -88,6 +101,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled_at = 0.0
+        self._descriptors = DescriptorWatch()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -95,18 +110,38 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, self.handle_exit)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            ignore_signals()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_A_SECOND == 0:
+            self._descriptors.check()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        now = time.monotonic()
+        if not self._signalled_at:
+            self._signalled_at = now
+            self.should_exit = True
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._drain)
+        elif now - self._signalled_at >= _SAME_SIGNAL_SECONDS:
             self._service.client.kill()
-            return
-        self.should_exit = True
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._service.drain)
+            os._exit(128 + sig)
+
+    def _drain(self) -> None:
+        count = self._service.client.num_open()
+        if count:
+            logger.info(
+                "Draining %d request%s, up to %g s; a second signal stops at once",
+                count,
+                "" if count == 1 else "s",
+                self._service.config.drain_seconds,
+            )
+        else:
+            logger.info("Stopping; no request is open")
+        self._service.drain()

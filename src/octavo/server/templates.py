@@ -119,23 +119,33 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError(f"the messages cannot be given to the chat template: {error}") from error
         with self._lock:
-            worker = self._ready()
             try:
-                answer = worker.ask(frame, self._limits.seconds)
-            except TimeoutError:
-                self._drop()
-                raise ChatTemplateError(
-                    f"the chat template took longer than {self._limits.seconds:g} s and was stopped; shorten the chat "
-                    "or mend the template"
-                ) from None
-            except (OSError, EOFError):
-                self._drop()
-                raise ChatTemplateError("the chat template took too much memory or time and was stopped") from None
+                answer = self._ask(frame)
+            except (OSError, EOFError):  # killed by some other hand, perhaps; its own doing shows again
+                try:
+                    answer = self._ask(frame)
+                except (OSError, EOFError):
+                    raise ChatTemplateError("the chat template took too much memory or time and was stopped") from None
             if answer.get("last"):
                 self._drop()
         if "error" in answer:
             raise ChatTemplateError(f"the chat template refused the messages: {answer['error']}")
         return str(answer["text"])
+
+    def _ask(self, frame: bytes) -> dict[str, Any]:
+        """A render's answer; EOFError or OSError where the worker died of it. Holds the lock."""
+        worker = self._ready()
+        try:
+            return worker.ask(frame, self._limits.seconds)
+        except TimeoutError:
+            self._drop()
+            raise ChatTemplateError(
+                f"the chat template took longer than {self._limits.seconds:g} s and was stopped; shorten the chat "
+                "or mend the template"
+            ) from None
+        except (OSError, EOFError):
+            self._drop()
+            raise
 
     def _ready(self) -> _Worker:
         """The worker with its template compiled. Holds the lock."""
