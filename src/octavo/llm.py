@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -96,14 +97,7 @@ class LLM:
         self._check_usable()
         batch, many = self._inputs.prompts(prompts)
         asked = [self._inputs.ask(tokens, {"max_tokens": 16, **sampling}) for tokens in batch]
-        running: list[_Answer] = []
-        try:
-            for one in asked:
-                running.append(self._submit(one))
-            done = [self._collect(answer) for answer in running]
-        finally:
-            for answer in running:
-                self._end(answer)
+        done = self._collect_all(asked)
         return done if many else done[0]
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completion:
@@ -173,6 +167,21 @@ class LLM:
                     yield text
         finally:
             self._end(answer)
+
+    def _collect_all(self, asked: Sequence[Asked]) -> list[Completion]:
+        """All answers, with no more requests open than may wait; one failure ends them all."""
+        most = self._executor.config.scheduler.max_waiting
+        waiting, running, done = deque(asked), deque[_Answer](), []
+        try:
+            while waiting or running:
+                while waiting and len(running) < most:
+                    running.append(self._submit(waiting.popleft()))
+                done.append(self._collect(running[0]))
+                running.popleft()
+        finally:
+            for answer in running:
+                self._end(answer)
+        return done
 
     def _collect(self, answer: _Answer) -> Completion:
         text = "".join(self._pieces(answer))

@@ -61,7 +61,7 @@ class Inputs:
     def prompt(self, prompt: Any) -> list[int]:
         """One prompt as ids."""
         if isinstance(prompt, str):
-            _encodable(prompt, "the prompt")
+            _check_plain(prompt, "the prompt")
             ids = self._text.prompt(prompt)
         else:
             ids = [self._id(item, "a prompt's token id") for item in _items(prompt, _PROMPT)]
@@ -78,7 +78,9 @@ class Inputs:
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping):
                 raise TypeError(f"messages[{index}] is a {type(message).__name__}; {example[1:-1]} would work")
-            _encodable(message, f"messages[{index}]")
+            if wrong := [key for key in message if not isinstance(key, str)]:
+                raise TypeError(f"messages[{index}] has the key {_shown(wrong[0])}; 'role' and 'content' would work")
+            _check_plain(message, f"messages[{index}]")
             turns.append(dict(message))
         if not turns:
             raise ValueError(f"messages is empty; {example} would work")
@@ -147,7 +149,8 @@ def number(what: str, value: Any, bounds: Range) -> Any:
         plain = math.nan
     if not bounds.holds(plain):
         raise ValueError(f"{what} is {_shown(value)}; it must be {bounds}, such as {bounds.works}")
-    return plain
+    # Beyond 64 bits every count means the same: more than there is.
+    return min(plain, 2**63 - 1) if bounds.whole and bounds.high is None else plain
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -163,7 +166,7 @@ def _stop(value: Any) -> list[str]:
     for item in items:
         if not isinstance(item, str):
             raise TypeError(f"stop holds {_shown(item)}; text such as 'END' would work")
-        _encodable(item, "stop")
+        _check_plain(item, "stop")
     return items
 
 
@@ -176,8 +179,8 @@ def _items(value: Any, problem: str) -> list[Any]:
     return list(value)
 
 
-def _encodable(value: Any, what: str) -> None:
-    """Text that UTF-8 can express, at any depth of a message."""
+def _check_plain(value: Any, what: str) -> None:
+    """Text that UTF-8 can express and finite numbers, at any depth of a message."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -188,6 +191,8 @@ def _encodable(value: Any, what: str) -> None:
                 raise ValueError(
                     f"{what} holds half of a surrogate pair, which is no character; leave it out"
                 ) from None
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise ValueError(f"{what} holds {item}; finite numbers alone would work")
         elif isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM
-from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, ServerConfig
+from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, SchedulerConfig, ServerConfig
 from octavo.llm import _Loading
 from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, sampling_params
@@ -30,11 +30,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hf(tmp_path_factory.mktemp("llm") / "tiny", Tiny(max_context=4096)).path
 
 
-def load(model: Path, pool: int = 8192) -> LLM:
+def label(item: Any) -> str:
+    """A short name of an example."""
+    try:
+        return str(item)[:20]
+    except ValueError:
+        return "huge"
+
+
+def load(model: Path, pool: int = 8192, **scheduler: int) -> LLM:
     config = EngineConfig(
         model=ModelConfig(path=str(model), max_model_len=4096),
         kv=KVConfig(size_tokens=pool),
         execution=ExecutionConfig(threads=1),
+        scheduler=SchedulerConfig(**scheduler),
         validate_kv=True,
     )
     return LLM(config=config)
@@ -77,6 +86,8 @@ WRONG: list[tuple[str, Any, type[Exception]]] = [
     ("repetition_penalty", 0, ValueError),
     ("logprobs", 21, ValueError),
     ("logprobs", True, TypeError),
+    ("logprobs", 10**5000, ValueError),
+    ("min_tokens", 10**5000, ValueError),
     ("seed", -1, ValueError),
     ("seed", 2**64, ValueError),
     ("seed", "1", TypeError),
@@ -93,7 +104,7 @@ WRONG: list[tuple[str, Any, type[Exception]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "error"), WRONG, ids=lambda item: str(item)[:20])
+@pytest.mark.parametrize(("name", "value", "error"), WRONG, ids=label)
 def test_a_wrong_keyword_is_refused_by_name_and_harms_nobody(
     llm: LLM, name: str, value: Any, error: type[Exception]
 ) -> None:
@@ -191,7 +202,7 @@ def test_the_server_and_the_llm_agree(llm: LLM, name: str, value: Any) -> None:
         (np.array([0.5]), TypeError),
         ([1] * 4096, ValueError),
     ],
-    ids=lambda item: str(item)[:20],
+    ids=label,
 )
 def test_a_wrong_prompt_is_one_sentence(llm: LLM, prompt: Any, error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
@@ -220,17 +231,24 @@ def test_arrays_are_prompts(llm: LLM) -> None:
         ([{"role": "wizard", "content": "x"}], ValueError, "user, assistant"),
         ([{"content": "x"}], ValueError, "role"),
         ([{"role": "user"}], ValueError, "content"),
+        ([{1: 2}], TypeError, "the key 1"),
+        ([{**CHAT[0], "tool_calls": [{"a": float("nan")}]}], ValueError, "finite"),
         ([{"role": "user", "content": 5}], ValueError, "content"),
         ([{"role": "user", "content": "\ud800"}], ValueError, "surrogate"),
         ([{"role": "user", "content": "a" * 9000}], ValueError, "tokens"),
     ],
-    ids=lambda item: str(item)[:20],
+    ids=label,
 )
 def test_a_wrong_conversation_is_one_sentence(llm: LLM, messages: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         llm.chat(messages)
     with pytest.raises(error, match=says):
         llm.stream_chat(messages)
+
+
+def test_more_prompts_than_may_wait_are_all_answered(model: Path) -> None:
+    with load(model, max_waiting=2, max_num_seqs=1) as own:
+        assert len(own.generate([[token] for token in range(20)], max_tokens=2)) == 20
 
 
 def test_a_stream_that_is_never_started_takes_nothing(llm: LLM) -> None:

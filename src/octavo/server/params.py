@@ -108,7 +108,10 @@ def sampling_params(
     max_tokens = room if asked is None else min(asked, room)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
-        raise ApiError(f"min_tokens is {min_tokens}, above the {max_tokens} tokens possible.", param="min_tokens")
+        raise ApiError(
+            f"min_tokens is {min_tokens}, above the {max_tokens} tokens possible; {max_tokens} or fewer would work.",
+            param="min_tokens",
+        )
     top_k = body.top_k if body.top_k is not None else 0
     return SamplingParams(
         max_tokens=max_tokens,
