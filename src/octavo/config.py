@@ -242,7 +242,10 @@ def check_choices(config: EngineConfig) -> None:
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--max-waiting", config.scheduler.max_waiting, 1, 1_000_000)
-    between("--block-size", config.kv.block_size, TILE, MAX_BLOCK)
+    if not TILE <= config.kv.block_size <= MAX_BLOCK:
+        raise ConfigError(
+            f"--block-size {config.kv.block_size} is outside {TILE} to {MAX_BLOCK}; --block-size {TILE} would work"
+        )
     if config.kv.block_size % TILE:
         near = _round_up(config.kv.block_size, TILE)
         raise ConfigError(f"--block-size {config.kv.block_size} is not a multiple of {TILE}; {near} would work")

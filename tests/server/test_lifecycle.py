@@ -99,6 +99,22 @@ def test_a_second_signal_ends_everything_at_once(tiny_path: Path) -> None:
         assert server.lines[heard:] == []
 
 
+def test_an_upload_that_outlasts_the_drain_is_ended_without_a_traceback(tiny_path: Path) -> None:
+    what = echo_config(tiny_path)
+    with serving(Serve(what.engine, ServerConfig(port=0, drain_seconds=0.2), what.module)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
+            )
+            assert b" 100 " in connection.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            assert b" 503 " in connection.recv(1000)
+        assert server.process.wait(20) == 0
+        assert any("Draining 1 request," in line for line in server.lines)
+        assert not any("Traceback" in line for line in server.lines)
+
+
 def _signalled_out(server: Server) -> bool:
     """Signals until the process is gone: what follows the first at once counts as the same one."""
     if server.process.poll() is None:

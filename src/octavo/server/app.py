@@ -31,7 +31,7 @@ from octavo.server.formats import DONE, ChatFormat, CompletionFormat
 from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
-from octavo.server.service import Service
+from octavo.server.service import STOPPING, Service
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,10 @@ class GenerateEndpoint:
             return
         except ApiError as error:
             await recorder.fail(error, headers)
+        except asyncio.CancelledError:
+            if not self._service.draining:
+                raise
+            await recorder.fail(ApiError(STOPPING, status=503), headers)  # a body that did not come in time
         except Exception:
             logger.exception("a request failed in the server")
             await recorder.fail(ApiError(_UNEXPECTED, status=500), headers)

@@ -31,7 +31,8 @@ from octavo.types import Progress, Ready
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 2.0
+"""After the drain, for the last answers to leave."""
 _SAME_SIGNAL_SECONDS = 0.2
 _TICKS_A_SECOND = 10
 
@@ -134,7 +135,7 @@ class _Server(uvicorn.Server):
             os._exit(128 + sig)
 
     def _drain(self) -> None:
-        count = self._service.client.num_open()
+        count = len(self.server_state.tasks)
         if count:
             logger.info(
                 "Draining %d request%s, up to %g s; a second signal stops at once",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["serve", "--precision", "fp16"], "--precision"),
         (["serve", "--drain-seconds", "nan"], "--drain-seconds"),
-        (["serve", "--block-size", "1000000000"], "65536 would work"),
+        (["serve", "--block-size", "1000000000"], "--block-size 32 would work"),
         (["serve", ""], "MODEL is empty"),
         (["serve", "--name", ""], "--name"),
         (["serve", "--host", "256.1.1.1"], "--host 127.0.0.1 would work"),
@@ -50,6 +51,19 @@ def test_a_run_that_cannot_be_answered_says_why_in_one_line(model: str, argument
     done = octavo("run", model, "--kv-tokens", "64", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("octavo: --") and done.stderr.count("\n") == 1
+
+
+def test_a_busy_port_is_told_before_the_default_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = octavo("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "--port 0 would" in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_doctor_exits_with_one_after_its_report_when_the_model_is_refused(tmp_path: Path) -> None:
