@@ -62,7 +62,8 @@ def _generate(body: str, summary: str) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     answer = {
         "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "string"}},
+        # Without a schema: this version of OpenAPI has none for the events of a stream.
+        "text/event-stream": {},
     }
     return {
         "summary": summary,
