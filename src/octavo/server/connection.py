@@ -112,14 +112,15 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._clock = None
-        if self._answering():
+        if self.answering():
             self._start_clock()  # a request sent ahead while another one is answered: reading may be paused
         elif self._raw:
             self._refuse(408, f"The request's head did not come within {self._limits.header_seconds:g} seconds.")
         else:
             self.transport.close()
 
-    def _answering(self) -> bool:
+    def answering(self) -> bool:
+        """A request has been taken, and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse_size(self) -> None:
@@ -131,7 +132,7 @@ class Connection(HttpToolsProtocol):
         self._stop_clock()
         if self.transport.is_closing():
             return
-        if not self._answering():
+        if not self.answering():
             body = error_body(message, status)
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

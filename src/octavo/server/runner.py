@@ -23,7 +23,7 @@ import uvicorn
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.supervisor import EngineProcess
 from octavo.server.app import create_app
-from octavo.server.connection import connections
+from octavo.server.connection import Connection, connections
 from octavo.server.log import DescriptorWatch, on_terminal
 from octavo.server.run import SIGNALS, ignore_signals
 from octavo.server.service import Service
@@ -135,7 +135,7 @@ class _Server(uvicorn.Server):
             os._exit(128 + sig)
 
     def _drain(self) -> None:
-        count = len(self.server_state.tasks)
+        count = sum(isinstance(each, Connection) and each.answering() for each in self.server_state.connections)
         if count:
             logger.info(
                 "Draining %d request%s, up to %g s; a second signal stops at once",
