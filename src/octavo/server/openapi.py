@@ -13,8 +13,10 @@ from octavo.server.protocol import REFUSED_FIELDS, ChatBody, CompletionBody
 _STATUS = {
     "400": "The request is wrong; the message names the field.",
     "404": "There is no such model.",
-    "408": "The body did not come in time.",
+    "408": "The request did not come in time.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
+    "431": "The request line and headers are too large.",
     "500": "The engine failed on this request.",
     "503": "The server cannot take the request now.",
 }
