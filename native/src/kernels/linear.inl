@@ -6,7 +6,7 @@ constexpr int kRowBlock = 128;
 #if defined(__AVX512F__)
 constexpr int kMicroRows = 12, kMicroBlocks = 2, kChainUnroll = 4;
 #else
-constexpr int kMicroRows = 4, kMicroBlocks = 1, kChainUnroll = 16;
+constexpr int kMicroRows = 4, kMicroBlocks = 1, kChainUnroll = 4;
 #endif
 
 // c[row][16] of each column block += one tile's product: even chain, odd chain, then their sum.
@@ -153,13 +153,13 @@ OCT_INLINE void finish_row(const LinearArgs& a, int64_t row, int64_t block, F16 
 
 struct LinearScratch {
   float* x;     // [tiles][rows][32]
-  float* w;     // [kMicroBlocks][32][16]
+  float* w;     // [2][32][16]
   float* c;     // [kMicroBlocks][kRowBlock][16]
   float* even;  // [kMicroRows][kMicroBlocks][16]
 };
 
 OCT_INLINE LinearScratch linear_scratch(int k, int rows) {
-  const int64_t x = (int64_t)(k + 31) / 32 * 32 * rows, w = kMicroBlocks * kTileFloats;
+  const int64_t x = (int64_t)(k + 31) / 32 * 32 * rows, w = 2 * kTileFloats;
   const int64_t c = kMicroBlocks * kRowBlock * 16, even = kMicroRows * kMicroBlocks * 16;
   float* p = (float*)thread_scratch((size_t)(x + w + c + even) * 4);
   return {p + w + c + even, p, p + w, p + w + c};
@@ -185,6 +185,12 @@ static void linear_blocks(const LinearArgs& a, const LinearScratch& s, int64_t r
   for (int b = 0; b < B; b++)
     for (int r = 0; r < rows; r++) finish_row(a, row + r, block + b, f_load(s.c + (b * kRowBlock + r) * 16));
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "kernels/linear_avx2.inl"
+#else
+static bool linear_overlap(const LinearArgs&, const LinearScratch&, int64_t, int, int64_t, int64_t) { return false; }
+#endif
 
 // Column blocks handed out at a time: enough pieces that a thread that was disturbed does not hold up the others.
 OCT_INLINE int64_t piece_blocks(int64_t blocks, int threads) {
@@ -218,6 +224,7 @@ static void linear_lanes(const LinearArgs& a, const Team& team) {
       linear_few(a, s.x, begin, end);
       continue;
     }
+    if (linear_overlap(a, s, row, rows, begin, end)) continue;
     int64_t block = begin;
     if constexpr (kMicroBlocks == 2)
       for (; block + 2 <= end; block += 2) linear_blocks<2>(a, s, row, rows, block);
