@@ -89,13 +89,19 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
         return vocab.get(text) if isinstance(vocab, dict) else None
 
 
-def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
-    """config.json, checked."""
+def config_path(folder: Path) -> Path:
+    """The directory's config.json; where there is none, a .gguf file in it is the better name."""
     path = folder / "config.json"
     if not path.is_file():
         files = sorted(folder.glob("*.gguf"))
         named = f"name the file in it: {files[0]}" if files else "name a model directory or a .gguf file"
         raise ModelError(f"{folder} holds no config.json; {named}")
+    return path
+
+
+def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
+    """config.json, checked."""
+    path = config_path(folder)
     kind = read_json(path, _Architecture)
     names = kind.architectures or [f"of type {kind.model_type!r}"]
     known = [ARCHITECTURES[name] for name in names if name in ARCHITECTURES]
@@ -168,6 +174,7 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
     """The facts of tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
+        config_path(folder)
         raise ModelError(f"{folder} holds no tokenizer.json, without which the model cannot read or write text")
     facts = read_json(path, TokenizerFacts, TOKENIZER_BYTES)
     vocab = facts.model.vocab

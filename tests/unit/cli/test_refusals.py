@@ -11,6 +11,9 @@ import pytest
 
 from octavo.cli.chat import ServerSource
 from octavo.config import ConfigError, ServerConfig
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.spec import ModelError
+from octavo.models.tokenizer import load_tokenizer
 from octavo.server.run import bind
 from tests.support.tiny import Tiny, write_hf
 
@@ -64,6 +67,13 @@ def test_a_busy_port_is_told_before_the_default_model_is_fetched(
     assert done.returncode == 1
     assert "--port 0 would" in done.stderr and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_a_gguf_file_alone_is_told_the_files_name(tmp_path: Path) -> None:
+    (tmp_path / "weights.gguf").write_bytes(b"nothing")
+    for read in (open_checkpoint, load_tokenizer):
+        with pytest.raises(ModelError, match=r"name the file in it: .*weights\.gguf"):
+            read(tmp_path)
 
 
 def test_doctor_exits_with_one_after_its_report_when_the_model_is_refused(tmp_path: Path) -> None:
