@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -40,17 +41,19 @@ _JSON = (b"content-type", b"application/json")
 _UNEXPECTED = "The server failed on this request; its log says why."
 
 
-class GenerateEndpoint:
+class GenerateEndpoint(ABC):
     """POST /v1/chat/completions or /v1/completions, as a plain ASGI application."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
+    @abstractmethod
     async def make_job(self, maker: JobMaker, body: bytes) -> Job:
-        raise NotImplementedError
+        """The checked body as requests for the engine."""
 
+    @abstractmethod
     def shape(self, job: Job) -> ChatFormat | CompletionFormat:
-        raise NotImplementedError
+        """How the answer is written."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.monotonic()

@@ -6,6 +6,7 @@ A stream's chunk is three parts: bytes made once for each choice, the text as a 
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Answer:
             self.finish_reason = piece.finish_reason
 
 
-class _Format:
+class _Format(ABC):
     """What both shapes share."""
 
     id_prefix: str
@@ -64,8 +65,9 @@ class _Format:
         self._head = b"data: " + head[:-1] + b',"choices":['
         self._openings = [self._head + self._opening(choice.index) for choice in job.choices.values()]
 
+    @abstractmethod
     def _opening(self, index: int) -> bytes:
-        raise NotImplementedError
+        """A choice's first chunk, without its head."""
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return self._head + _encode(choice) + b"]}\n\n"
