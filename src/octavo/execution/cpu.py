@@ -53,7 +53,7 @@ class CpuForward:
             )
             for n, g in zip(num_blocks, groups, strict=True)
         ]
-        cos, sin = rope_tables(spec, length)
+        ((cos, sin),) = rope_tables(spec, length)
         self.program = _native.Program(
             execution.isa,
             execution.threads,

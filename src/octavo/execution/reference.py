@@ -39,13 +39,13 @@ class ReferenceForward:
             weights[tensor.name] = expand_tensor(tensor, rounded)
             done += tensor.data.nbytes
             progress("loading weights", min(1.0, done / checkpoint.total_bytes))
-        cos, sin = rope_tables(spec, config.model.max_model_len or spec.max_context)
+        ropes = rope_tables(spec, config.model.max_model_len or spec.max_context)
         pages = [
             Pages(n, config.kv.block_size, len(g.layers), spec.kv_heads, spec.head_dim)
             for n, g in zip(num_blocks, groups, strict=True)
         ]
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
-        numerics = Numerics(rounded, config.execution.attention == "naive", cos, sin)
+        numerics = Numerics(rounded, config.execution.attention == "naive", ropes)
         self._ops = ReferenceOps(weights, pages, [places[i] for i in range(spec.layers)], numerics)
         self._model = forward_of(spec.architecture)
         self._spec = spec

@@ -36,11 +36,27 @@ class SourceTensor(Protocol):
 class OpSet(Protocol[V]):
     """Every op of every model. Sizes come from the weights and from the pages."""
 
-    def embed(self, weight: str) -> V:
-        """The step's token ids as rows of `weight`."""
+    def embed(self, weight: str, scale: float = 1.0) -> V:
+        """The step's token ids as rows of `weight`, times `scale`."""
         ...
 
-    def rms_norm(self, x: V, weight: str, eps: float) -> V: ...
+    def rms_norm(self, x: V, weight: str, eps: float, residual: V | None = None) -> V:
+        """norm(x) as a product reads it; with a residual residual + norm(x), float rows.
+
+        The residual's value is consumed: a back end may write the result over it.
+        """
+        ...
+
+    def qk_norm(self, qkv: V, q_weight: str, k_weight: str, eps: float, layer: int, q_heads: int) -> V:
+        """RMS norm of q and of k within qkv, float rows; v is kept. The value of qkv is consumed.
+
+        A weight of head_dim values normalises each head, one of heads times head_dim values the whole of q or k.
+        """
+        ...
+
+    def cast(self, x: V) -> V:
+        """Float rows as a product reads them."""
+        ...
 
     def linear(
         self,
@@ -48,15 +64,20 @@ class OpSet(Protocol[V]):
         weights: Sequence[str],
         bias: Sequence[str] | None = None,
         residual: V | None = None,
+        scale: float = 1.0,
     ) -> V:
-        """The products with `weights` side by side, plus one bias a weight, plus the residual.
+        """The products with `weights` side by side, plus one bias a weight, times `scale`, plus the residual.
 
         The residual's value is consumed: a back end may write the result over it.
         """
         ...
 
-    def rope_and_store(self, qkv: V, layer: int, q_heads: int) -> V:
-        """Rotates q and k, writes k and v into the pages, returns q."""
+    def rope_and_store(self, qkv: V, layer: int, q_heads: int, rope: int | None = 0) -> V:
+        """Rotates q and k, writes k and v into the pages, returns q.
+
+        rope: which of the model's tables; None rotates nothing. A table narrower than the head rotates the
+        head's first dimensions.
+        """
         ...
 
     def attention(
@@ -71,8 +92,9 @@ class OpSet(Protocol[V]):
     ) -> V:
         """Causal attention over the pages, the step's own positions included. Heads side by side.
 
-        window: a row sees its last `window` positions. softcap: scores s become softcap tanh(s / softcap).
-        sinks: a vector of one extra score a head, which takes probability and gives no value.
+        window: a row sees its last `window` positions, itself among them. softcap: scores s become
+        softcap tanh(s / softcap). sinks: a vector of one extra score a head, which takes probability and gives no
+        value.
         """
         ...
 
@@ -81,7 +103,7 @@ class OpSet(Protocol[V]):
         ...
 
     def gelu_mul(self, x: V) -> V:
-        """gelu(left half) * right half, tanh form."""
+        """gelu(left half) * right half, tanh form ("gelu_pytorch_tanh")."""
         ...
 
     def moe(
@@ -92,15 +114,25 @@ class OpSet(Protocol[V]):
         top_k: int,
         renormalise: bool,
         act: str,
+        residual: V | None = None,
     ) -> V:
-        """Each row through its top_k of the experts, each (gate, up, down); outputs summed in slot order."""
+        """Each row through its top_k of the experts, each (gate, up, down); outputs summed in slot order.
+
+        The residual is added last; its value is consumed.
+        """
+        ...
+
+    def gated_add(self, x: V, gate: V, residual: V) -> V:
+        """residual + sigmoid(gate) * x; gate has one column."""
         ...
 
     def gather_rows(self, x: V) -> V:
         """Only the rows that need logits, in the order of the samples."""
         ...
 
-    def logits(self, x: V, weight: str) -> V: ...
+    def logits(self, x: V, weight: str, scale: float = 1.0, softcap: float | None = None) -> V:
+        """The product with `weight`, times `scale`; then each l becomes softcap tanh(l / softcap)."""
+        ...
 
     def sample(self, logits: V, vocab: int) -> None:
         """Draws one id below `vocab` a row, as the step's samples say."""

@@ -123,7 +123,7 @@ def attend(qkv: F32, heads: Sequence[int], cos: F32, sin: F32, naive: bool, roun
     if rounded:
         turned, value = round_bf16(turned), round_bf16(value)
     attention = fn.attention_naive if naive else fn.attention_tiled
-    return attention(turned[:, :q_heads], turned[:, q_heads:], value, dim**-0.5, rounded)
+    return attention(turned[:, :q_heads], turned[:, q_heads:], value, fn.View(dim**-0.5), rounded)
 
 
 def random_sample(rng: np.random.Generator, kind: type) -> tuple[object, ...]:

@@ -27,11 +27,21 @@ class CpuOps:
         self._arena = arena
         self._layers = layer_groups
 
-    def embed(self, weight: str) -> int:
+    def embed(self, weight: str, scale: float = 1.0) -> int:
+        if scale != 1:
+            _unsupported("embed with a scale")
         return self._program.embed(self._arena.weight(weight))
 
-    def rms_norm(self, x: int, weight: str, eps: float) -> int:
+    def rms_norm(self, x: int, weight: str, eps: float, residual: int | None = None) -> int:
+        if residual is not None:
+            _unsupported("rms_norm with a residual")
         return self._program.rms_norm(x, self._arena.weight(weight), eps)
+
+    def qk_norm(self, qkv: int, q_weight: str, k_weight: str, eps: float, layer: int, q_heads: int) -> int:
+        _unsupported("qk_norm")
+
+    def cast(self, x: int) -> int:
+        _unsupported("cast")
 
     def linear(
         self,
@@ -39,11 +49,16 @@ class CpuOps:
         weights: Sequence[str],
         bias: Sequence[str] | None = None,
         residual: int | None = None,
+        scale: float = 1.0,
     ) -> int:
+        if scale != 1:
+            _unsupported("linear with a scale")
         joined = None if bias is None else self._arena.vector(bias)
         return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual)
 
-    def rope_and_store(self, qkv: int, layer: int, q_heads: int) -> int:
+    def rope_and_store(self, qkv: int, layer: int, q_heads: int, rope: int | None = 0) -> int:
+        if rope != 0:
+            _unsupported("rope_and_store with another table than the first")
         group, index = self._layers[layer]
         return self._program.rope_and_store(qkv, group, index, q_heads)
 
@@ -71,7 +86,9 @@ class CpuOps:
     def gather_rows(self, x: int) -> int:
         return self._program.gather_rows(x)
 
-    def logits(self, x: int, weight: str) -> int:
+    def logits(self, x: int, weight: str, scale: float = 1.0, softcap: float | None = None) -> int:
+        if scale != 1 or softcap is not None:
+            _unsupported("logits with a scale or a soft cap")
         return self._program.logits(x, self._arena.weight(weight))
 
     def sample(self, logits: int, vocab: int) -> None:
@@ -88,8 +105,12 @@ class CpuOps:
         top_k: int,
         renormalise: bool,
         act: str,
+        residual: int | None = None,
     ) -> int:
         _unsupported("moe")
+
+    def gated_add(self, x: int, gate: int, residual: int) -> int:
+        _unsupported("gated_add")
 
     def all_reduce(self, x: int) -> int:
         return x

@@ -42,11 +42,13 @@ class Pages:
         self.key[blocks, layer, offsets] = key
         self.value[blocks, layer, offsets] = value
 
-    def load(self, layer: int, table: I32, count: int) -> tuple[F32, F32]:
-        """Positions [0, count) in order."""
-        blocks = table[: -(-count // self.block_size)]
+    def load(self, layer: int, table: I32, first: int, end: int) -> tuple[F32, F32]:
+        """Positions [first, end) in order."""
+        skipped = first // self.block_size
+        blocks = table[skipped : -(-end // self.block_size)]
         key, value = self.key[blocks, layer], self.value[blocks, layer]
-        return key.reshape(-1, *key.shape[2:])[:count], value.reshape(-1, *value.shape[2:])[:count]
+        part = slice(first - skipped * self.block_size, end - skipped * self.block_size)
+        return key.reshape(-1, *key.shape[2:])[part], value.reshape(-1, *value.shape[2:])[part]
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Numerics:
 
     rounded: bool
     naive_attention: bool
-    cos: F32
-    sin: F32
+    ropes: Sequence[tuple[F32, F32]]
+    """cos and sin [positions, rotary / 2] of each of the model's tables."""
 
 
 class ReferenceOps:
@@ -94,11 +96,22 @@ class ReferenceOps:
         self._batch = batch
         self.drawn = []
 
-    def embed(self, weight: str) -> F32:
-        return self._weights[weight][self._batch.tokens]
+    def embed(self, weight: str, scale: float = 1.0) -> F32:
+        rows = self._weights[weight][self._batch.tokens]
+        return rows if scale == 1 else rows * np.float32(scale)
 
-    def rms_norm(self, x: F32, weight: str, eps: float) -> F32:
-        return fn.rms_norm(x, self._weights[weight], eps, self._numerics.rounded)
+    def rms_norm(self, x: F32, weight: str, eps: float, residual: F32 | None = None) -> F32:
+        return fn.rms_norm(x, self._weights[weight], eps, self._numerics.rounded, residual)
+
+    def qk_norm(self, qkv: F32, q_weight: str, k_weight: str, eps: float, layer: int, q_heads: int) -> F32:
+        pages = self._pages[self._layers[layer][0]]
+        kv_heads, dim = pages.key.shape[3], pages.key.shape[4]
+        q, k, v = np.split(qkv, [q_heads * dim, (q_heads + kv_heads) * dim], axis=1)
+        q, k = fn.part_norm(q, self._weights[q_weight], eps), fn.part_norm(k, self._weights[k_weight], eps)
+        return np.concatenate((q, k, v), axis=1)
+
+    def cast(self, x: F32) -> F32:
+        return round_bf16(x) if self._numerics.rounded else x
 
     def linear(
         self,
@@ -106,29 +119,30 @@ class ReferenceOps:
         weights: Sequence[str],
         bias: Sequence[str] | None = None,
         residual: F32 | None = None,
+        scale: float = 1.0,
     ) -> F32:
         parts = [fn.linear(x, self._weights[name]) for name in weights]
         y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         if bias is not None:
             y = y + np.concatenate([self._weights[name] for name in bias])
+        if scale != 1:
+            y = y * np.float32(scale)
         return y if residual is None else residual + y
 
-    def rope_and_store(self, qkv: F32, layer: int, q_heads: int) -> F32:
+    def rope_and_store(self, qkv: F32, layer: int, q_heads: int, rope: int | None = 0) -> F32:
         group, index = self._layers[layer]
-        pages, numerics = self._pages[group], self._numerics
+        pages, angles = self._pages[group], None if rope is None else self._numerics.ropes[rope]
         kv_heads, dim = pages.key.shape[3], pages.key.shape[4]
         heads = qkv.reshape(len(qkv), q_heads + 2 * kv_heads, dim)
         turned = np.empty_like(heads)
         for (row, count, start, store_from), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
             rows = slice(row, row + count)
             positions = np.arange(start, start + count, dtype=np.int32)
-            both = fn.rope(
-                heads[rows, : q_heads + kv_heads],
-                numerics.cos[positions],
-                numerics.sin[positions],
-            )
+            both = heads[rows, : q_heads + kv_heads]
+            if angles is not None:
+                both = fn.rope(both, angles[0][positions], angles[1][positions])
             turned[rows] = np.concatenate((both, heads[rows, q_heads + kv_heads :]), axis=1)
-            if numerics.rounded:
+            if self._numerics.rounded:
                 turned[rows] = round_bf16(turned[rows])
             stored = positions >= store_from
             key, value = (
@@ -148,15 +162,16 @@ class ReferenceOps:
         softcap: float | None = None,
         sinks: str | None = None,
     ) -> F32:
-        if window is not None or softcap is not None or sinks is not None:
-            _unsupported("attention with a window, a soft cap or sinks")
         group, index = self._layers[layer]
         attend = fn.attention_naive if self._numerics.naive_attention else fn.attention_tiled
         out = np.empty((len(q), q_heads * q.shape[-1]), np.float32)
         for (row, count, start, _), table in zip(self._batch.seqs, self._batch.tables[group], strict=True):
-            key, value = self._pages[group].load(index, table, start + count)
+            # Pages behind the window may belong to others by now.
+            first = 0 if window is None else max(0, start - window + 1) // fn.TILE * fn.TILE
+            key, value = self._pages[group].load(index, table, first, start + count)
             rows = slice(row, row + count)
-            out[rows] = attend(q[rows], key, value, scale, self._numerics.rounded)
+            view = fn.View(scale, window, softcap, None if sinks is None else self._weights[sinks], first)
+            out[rows] = attend(q[rows], key, value, view, self._numerics.rounded)
         return out
 
     def silu_mul(self, x: F32) -> F32:
@@ -168,8 +183,9 @@ class ReferenceOps:
     def gather_rows(self, x: F32) -> F32:
         return x[self._batch.logit_rows]
 
-    def logits(self, x: F32, weight: str) -> F32:
-        self.last_logits = fn.linear(x, self._weights[weight])
+    def logits(self, x: F32, weight: str, scale: float = 1.0, softcap: float | None = None) -> F32:
+        y = fn.linear(x, self._weights[weight], scale=scale)
+        self.last_logits = y if softcap is None else fn.soft_cap(y, softcap)
         return self.last_logits
 
     def sample(self, logits: F32, vocab: int) -> None:
@@ -186,8 +202,12 @@ class ReferenceOps:
         top_k: int,
         renormalise: bool,
         act: str,
+        residual: F32 | None = None,
     ) -> F32:
         _unsupported("moe")
+
+    def gated_add(self, x: F32, gate: F32, residual: F32) -> F32:
+        _unsupported("gated_add")
 
     def all_reduce(self, x: F32) -> F32:
         return x
