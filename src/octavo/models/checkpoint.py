@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.models.digest import file_digest
-from octavo.models.gguf import SUPPORTED_TYPES, GgufFile, read_gguf
+from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES, GgufFile, read_gguf
 from octavo.models.names import Found, match
 from octavo.models.spec import Checkpoint, ModelError, ModelSpec, Tensor
 from octavo.models.store import cache_dir
@@ -59,7 +59,7 @@ class GgufCheckpoint:
         self._canonical = {file_name: canonical for canonical, file_name in matched.names.items()}
         for file_name in self._canonical:
             kind = self._file.tensors[file_name].type
-            if kind.startswith("Q") and len(self._file.tensors[file_name].shape) == 1:
+            if kind not in FLOAT_TYPES and len(self._file.tensors[file_name].shape) == 1:
                 raise meta.error(f"tensor {file_name} is a vector of type {kind}; vectors must be F32, F16 or BF16")
             if kind not in SUPPORTED_TYPES:
                 supported = ", ".join(SUPPORTED_TYPES)

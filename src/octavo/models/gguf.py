@@ -17,7 +17,11 @@ import numpy as np
 
 from octavo.models.spec import ModelError
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_1")
+SUPPORTED_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+FLOAT_TYPES = ("F32", "F16", "BF16")
 
 # Number -> (name, values a block, bytes a block), of every type the format defines.
 _TYPES: dict[int, tuple[str, int, int]] = {
@@ -286,5 +290,6 @@ class _Parser:
         for size in sizes:
             values *= size
         if values < 1 or sizes[0] % block:
-            raise self.fail(f"tensor {name} of type {kind} cannot have the shape {sizes[::-1]}")
+            rows = f": its rows must be multiples of {block}" if block > 1 else ""
+            raise self.fail(f"tensor {name} of type {kind} cannot have the shape {sizes[::-1]}{rows}")
         return GgufTensor(name, kind, tuple(sizes[::-1]), offset, values // block * block_bytes)

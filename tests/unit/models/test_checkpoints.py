@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -44,7 +45,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_gguf_tensors_are_what_was_written(tmp_path: Path, kind: str) -> None:
     for i, tiny in enumerate(SHAPES):
         if kind.startswith("Q") and (tiny.heads * tiny.spec().head_dim) % 32:
@@ -280,8 +281,13 @@ def test_generation_config_is_optional(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_type_is_named_with_what_is_supported(tmp_path: Path) -> None:
-    message = refusal(write_gguf(tmp_path / "m.gguf", kind="Q4_0").path)
-    assert "Q4_0" in message and "Q4_1" in message and "Q8_0" in message
+    path = write_gguf(tmp_path / "m.gguf", kind="F32").path
+    content = path.read_bytes()
+    row = b"blk.0.attn_q.weight" + struct.pack("<IQQI", 2, 64, 64, 0)
+    assert content.count(row) == 1
+    path.write_bytes(content.replace(row, row[:-4] + struct.pack("<I", 39)))
+    message = refusal(path)
+    assert "blk.0.attn_q.weight" in message and "MXFP4" in message and "Q4_K" in message and "Q8_0" in message
 
 
 def test_a_truncated_file_says_how_many_bytes_there_are_and_should_be(tmp_path: Path) -> None:
