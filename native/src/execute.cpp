@@ -198,6 +198,7 @@ struct Program::Step {
     a.rows = rows(d);
     a.ld = (int32_t)d.ld;
     a.f32 = p.limits_.f32;
+    a.scale = op.scale;
     p.kernels_.embed(a, team);
   }
 
@@ -230,6 +231,7 @@ struct Program::Step {
       a.ld_src = (int32_t)s.ld;
       a.ld_dst = (int32_t)d.ld;
       a.src_f32 = !s.bf16;
+      a.scale = op.scale;
       p.kernels_.linear(a, team);
       offset += w.packed.n;
     }

@@ -29,6 +29,7 @@ struct EmbedArgs {
   float* dst;                  // [rows, ld]
   int32_t rows, ld;
   bool f32 = false;            // float32 path: values not rounded to bf16
+  float scale = 1.0f;          // 1: not multiplied
 };
 
 struct NormArgs {
@@ -40,7 +41,7 @@ struct NormArgs {
   bool dst_f32;
 };
 
-// dst = src x weight (+ bias) (+ residual). dst may be residual.
+// dst = (src x weight (+ bias)) * scale (+ residual). dst may be residual.
 struct LinearArgs {
   const PackedWeight* weight;
   const void* src;        // [rows, ld_src] bf16, or float where src_f32; columns k .. roundup(k, 32) are zero
@@ -49,6 +50,7 @@ struct LinearArgs {
   float* dst;             // [rows, ld_dst]; already offset to this weight's first column
   int32_t rows, ld_src, ld_dst;
   bool src_f32;
+  float scale = 1.0f;  // 1: not multiplied
 };
 
 struct ActArgs {  // dst = act(src[:, 0:cols]) * src[:, cols:2 cols]

@@ -172,7 +172,7 @@ struct PyProgram {
     program->run_op(index, b.batch);
   }
   int linear(int src, const std::vector<std::shared_ptr<Weight>>& weights, std::shared_ptr<Weight> bias,
-             std::optional<int> residual) {
+             std::optional<int> residual, float scale) {
     std::vector<WeightRef> refs;
     for (const auto& w : weights) {
       if (!w) throw std::invalid_argument("weights must not hold None");
@@ -180,7 +180,7 @@ struct PyProgram {
     }
     if (residual && *residual < 0)
       throw std::invalid_argument("buffer " + std::to_string(*residual) + " does not exist");
-    return program->linear(src, std::move(refs), bias ? &bias->ref : nullptr, residual.value_or(-1));
+    return program->linear(src, std::move(refs), bias ? &bias->ref : nullptr, residual.value_or(-1), scale);
   }
   void write(int buffer, const Floats2& values) {
     program->write(buffer, (int64_t)values.shape(0), (int64_t)values.shape(1), values.data());
@@ -209,7 +209,8 @@ void bind_batch(nb::module_& m) {
 
 void bind_recording(nb::class_<PyProgram>& c) {
   c.def(
-       "embed", [](PyProgram& p, const Weight& w) { return p.program->embed(w.ref); }, "weight"_a)
+       "embed", [](PyProgram& p, const Weight& w, float scale) { return p.program->embed(w.ref, scale); }, "weight"_a,
+       "scale"_a = 1.0f)
       .def(
           "input", [](PyProgram& p, int64_t columns, bool bf16) { return p.program->input(columns, bf16); },
           "columns"_a, "bf16"_a)
@@ -218,7 +219,7 @@ void bind_recording(nb::class_<PyProgram>& c) {
           [](PyProgram& p, int src, const Weight& w, float eps) { return p.program->rms_norm(src, w.ref, eps); },
           "src"_a, "weight"_a, "eps"_a)
       .def("linear", &PyProgram::linear, "src"_a, "weights"_a, "bias"_a.none() = nb::none(),
-           "residual"_a.none() = nb::none())
+           "residual"_a.none() = nb::none(), "scale"_a = 1.0f)
       .def(
           "rope_and_store",
           [](PyProgram& p, int qkv, int group, int layer, int q_heads) {
@@ -237,7 +238,8 @@ void bind_recording(nb::class_<PyProgram>& c) {
       .def(
           "gather_rows", [](PyProgram& p, int src) { return p.program->gather_rows(src); }, "src"_a)
       .def(
-          "logits", [](PyProgram& p, int src, const Weight& w) { return p.program->linear(src, {w.ref}, nullptr, -1); },
+          "logits",
+          [](PyProgram& p, int src, const Weight& w) { return p.program->linear(src, {w.ref}, nullptr, -1, 1.0f); },
           "src"_a, "weight"_a)
       .def(
           "sample", [](PyProgram& p, int logits, int vocab) { p.program->sample(logits, vocab); }, "logits"_a,

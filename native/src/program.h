@@ -62,7 +62,7 @@ struct Op {
   const float* bias = nullptr;
   std::shared_ptr<const void> bias_owner;
   int group = 0, layer = 0, q_heads = 0;
-  float scale = 0, eps = 0;
+  float scale = 1, eps = 0;
   int index = 0;  // activation, vocabulary, layer or flag
   CollectiveFn function = nullptr;
   void* context = nullptr;
@@ -87,10 +87,10 @@ class Program {
   ~Program();
 
   // Recording (recorder.cpp). Each returns the buffer it writes.
-  int embed(const WeightRef& weight);
+  int embed(const WeightRef& weight, float scale);
   int input(int64_t columns, bool bf16);
   int rms_norm(int src, const WeightRef& weight, float eps);
-  int linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual);
+  int linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual, float scale);
   int rope_and_store(int qkv, int group, int layer, int q_heads);
   int attention(int q, int group, int layer, int q_heads, float scale);
   int activate(int src, const std::string& act);

@@ -78,10 +78,11 @@ const KVPool& Program::group(int index, int layer) const {
   return pool;
 }
 
-int Program::embed(const WeightRef& weight) {
+int Program::embed(const WeightRef& weight, float scale) {
   require(!weight.vector(), "embed needs a matrix");
   Op op{OpKind::kEmbed};
   op.weights = {weight};
+  op.scale = scale;
   op.dst = add_buffer(weight.packed.k, false, false, false);
   return record(std::move(op));
 }
@@ -100,7 +101,7 @@ int Program::rms_norm(int src, const WeightRef& weight, float eps) {
   return record(std::move(op));
 }
 
-int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual) {
+int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual, float scale) {
   require(!weights.empty(), "linear needs at least one weight");
   int64_t n = 0;
   for (const WeightRef& w : weights) {
@@ -110,6 +111,7 @@ int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bi
   }
   Op op{OpKind::kLinear};
   op.src = src;
+  op.scale = scale;
   if (bias) {
     require(bias->vector() && bias->packed.k == n, "the bias must be a float vector of as many values as outputs");
     op.bias = bias->floats();

@@ -130,16 +130,21 @@ class Program:
     ) -> None:
         """rope tables: float32 [max_positions, rotary / 2]."""
     # recording
-    def embed(self, weight: Weight) -> int: ...
+    def embed(self, weight: Weight, scale: float = 1.0) -> int: ...
     def input(self, columns: int, bf16: bool) -> int:
         """A buffer that the caller fills with write(): for ops called alone."""
     def rms_norm(self, src: int, weight: Weight, eps: float) -> int:
         """weight: a float vector (kind "f32", n = 1, k = columns)."""
     def linear(
-        self, src: int, weights: Sequence[Weight], bias: Weight | None = None, residual: int | None = None
+        self,
+        src: int,
+        weights: Sequence[Weight],
+        bias: Weight | None = None,
+        residual: int | None = None,
+        scale: float = 1.0,
     ) -> int:
-        """The weights' outputs side by side (fused projections of different types). With a residual the result is
-        written over it and its number returned."""
+        """The weights' outputs side by side (fused projections of different types), plus bias, times scale. With a
+        residual the result is written over it and its number returned."""
     def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int) -> int:
         """layer: index within the group. Returns q."""
     def attention(self, q: int, group: int, layer: int, q_heads: int, scale: float) -> int: ...

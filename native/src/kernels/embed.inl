@@ -20,5 +20,7 @@ static void k_embed(const EmbedArgs& a, const Team& team) {
       embed_row<false>(*a.weight, a.ids[r], dst);
     else
       embed_row<true>(*a.weight, a.ids[r], dst);
+    if (a.scale == 1.0f) continue;
+    for (int c = 0; c < a.weight->k; c++) dst[c] *= a.scale;
   }
 }

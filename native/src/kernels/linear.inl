@@ -140,10 +140,11 @@ static void convert_rows(const LinearArgs& a, int64_t row, int rows, float* x) {
       }
 }
 
-// Writes one row of one column block: bias, then residual.
+// Writes one row of one column block: bias, scale, then residual.
 OCT_INLINE void finish_row(const LinearArgs& a, int64_t row, int64_t block, F16 c) {
   const int left = a.weight->n - 16 * (int)block, count = left < 16 ? left : 16;
   if (a.bias) c = f_add(c, f_load_n(a.bias + 16 * block, count, 0.0f));
+  if (a.scale != 1.0f) c = f_mul(c, f_set(a.scale));
   const int64_t at = row * a.ld_dst + 16 * block;
   if (a.residual) c = f_add(f_load_n(a.residual + at, count, 0.0f), c);
   f_store_n(a.dst + at, c, count);

@@ -28,9 +28,7 @@ class CpuOps:
         self._layers = layer_groups
 
     def embed(self, weight: str, scale: float = 1.0) -> int:
-        if scale != 1:
-            _unsupported("embed with a scale")
-        return self._program.embed(self._arena.weight(weight))
+        return self._program.embed(self._arena.weight(weight), scale)
 
     def rms_norm(self, x: int, weight: str, eps: float, residual: int | None = None) -> int:
         if residual is not None:
@@ -51,10 +49,8 @@ class CpuOps:
         residual: int | None = None,
         scale: float = 1.0,
     ) -> int:
-        if scale != 1:
-            _unsupported("linear with a scale")
         joined = None if bias is None else self._arena.vector(bias)
-        return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual)
+        return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual, scale)
 
     def rope_and_store(self, qkv: int, layer: int, q_heads: int, rope: int | None = 0) -> int:
         if rope != 0:
