@@ -228,8 +228,11 @@ def write_gguf(
     kind: str = "F32",
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
+    tensors_a_part: int = 0,
 ) -> TinyModel:
-    """A GGUF file; matrices in `kind` (F32, F16, BF16, Q8_0, Q4_1 or any type that gguf can quantise), vectors in F32.
+    """A GGUF file (or parts of a few tensors each).
+
+    Matrices are in `kind` (F32, F16, BF16, Q8_0, Q4_1 or any type that gguf can quantise), vectors in F32.
 
     `weights` of the result are the values that the file holds, dequantised. `metadata` adds strings and numbers.
     """
@@ -237,7 +240,7 @@ def write_gguf(
 
     tiny = tiny or Tiny()
     spec = tiny.spec()
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=tensors_a_part)
     _gguf_metadata(writer, spec, metadata or {})
     quant = gguf.GGMLQuantizationType[kind]
     weights = {}

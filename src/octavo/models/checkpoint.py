@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from octavo.models.digest import file_digest
-from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES, GgufFile, read_gguf
+from octavo.models.digest import model_digest
+from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES, GgufFile
+from octavo.models.gguf_parts import gguf_of, model_name, open_gguf
 from octavo.models.names import Found, match
 from octavo.models.spec import Checkpoint, ModelError, ModelSpec, Tensor
 from octavo.models.store import cache_dir
@@ -26,12 +27,14 @@ CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Opens a .gguf file, or a directory with safetensors; every error is a ModelError, one sentence for the user."""
+    """Opens a .gguf file (or a part), or a directory; every error is a ModelError, one sentence for the user."""
     path = Path(path)
-    if path.is_dir():
+    file = gguf_of(path)
+    if file is None:
         from octavo.models.hf import HFCheckpoint
 
         return HFCheckpoint(path)
+    path = file
     if not path.exists():
         raise ModelError(f"{path} does not exist; name a .gguf file or a directory with config.json and safetensors")
     if not path.is_file():
@@ -42,12 +45,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 class GgufCheckpoint:
-    """A model in one GGUF file."""
+    """A model in one GGUF file, or in the parts of a split one."""
 
     def __init__(self, path: Path) -> None:
-        self.name = path.stem
-        self._path = path
-        self._file = read_gguf(path)
+        self.name = model_name(path)
+        self._file = open_gguf(path)
         meta = Metadata(self._file)
         self.spec = gguf_spec(meta)
         self.num_tokens = gguf_num_tokens(meta)
@@ -71,7 +73,7 @@ class GgufCheckpoint:
         self.total_bytes = sum(self._file.tensors[name].nbytes for name in self._canonical)
 
     def weights_id(self) -> str:
-        return file_digest(self._path, cache_dir())
+        return model_digest(self._file.paths, cache_dir())
 
     def sources(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         tensors = self._file.tensors
@@ -79,7 +81,7 @@ class GgufCheckpoint:
 
     def tensors(self) -> Iterator[Tensor]:
         spec = self.spec
-        for tensor in sorted(self._file.tensors.values(), key=lambda row: row.offset):
+        for tensor in self._file.in_order():
             canonical = self._canonical.get(tensor.name)
             if canonical is None:
                 continue
@@ -158,10 +160,6 @@ def gguf_spec(meta: Metadata) -> ModelSpec:
     architecture = meta.string("general.architecture")
     if architecture not in ARCHITECTURES:
         raise meta.error(f"architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    if meta.integer("split.count", 1) > 1:
-        raise meta.error(
-            "the file is one part of a split model; merge the parts into one file first (gguf-split --merge)"
-        )
     key = f"{architecture}."
     if meta.integer(key + "expert_count", 0):
         raise meta.error("mixture-of-experts models are not supported")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.models.spec import ModelError
@@ -27,6 +28,16 @@ def file_digest(path: Path, cache: Path) -> str:
     digest = hash_file(path)
     remember(path, digest, cache)
     return digest
+
+
+def model_digest(paths: Sequence[Path], cache: Path) -> str:
+    """One file's digest, or one over those of several with their names."""
+    if len(paths) == 1:
+        return file_digest(paths[0], cache)
+    hasher = hashlib.sha256()
+    for path in paths:
+        hasher.update(f"{len(path.name)}:{path.name}:{file_digest(path, cache)}".encode())
+    return hasher.hexdigest()
 
 
 def hash_file(path: Path) -> str:

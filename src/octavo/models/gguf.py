@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,27 +91,46 @@ class GgufTensor:
     offset: int
     """Bytes from the start of the file."""
     nbytes: int
+    part: int = 0
+    """Which file of a split model."""
 
 
 class GgufFile:
-    """An opened file. `metadata` holds Python scalars, strings, lists of strings and NumPy arrays."""
+    """An opened file, or the parts of a split model under the first one's name.
+
+    `metadata` holds Python scalars, strings, lists of strings and NumPy arrays.
+    """
 
     def __init__(self, path: Path, size: int, view: memoryview) -> None:
         self.path = path
         self.size = size
+        self.paths = [path]
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
-        self._view: memoryview | None = view
+        self._views: list[memoryview] = [view]
+
+    def append(self, other: GgufFile) -> None:
+        """Takes the tensors of another part, which must have other names; its metadata are dropped."""
+        assert not self.tensors.keys() & other.tensors.keys()
+        for name, tensor in other.tensors.items():
+            self.tensors[name] = replace(tensor, part=tensor.part + len(self.paths))
+        self.paths += other.paths
+        self._views += other._views
+        self.size += other.size
+
+    def in_order(self) -> list[GgufTensor]:
+        """The tensors as they lie in the files."""
+        return sorted(self.tensors.values(), key=lambda tensor: (tensor.part, tensor.offset))
 
     def data(self, name: str) -> memoryview:
         """The bytes of a tensor, a view of the file."""
-        assert self._view is not None, "the file was closed"
+        assert self._views, "the file was closed"
         tensor = self.tensors[name]
-        return self._view[tensor.offset : tensor.offset + tensor.nbytes]
+        return self._views[tensor.part][tensor.offset : tensor.offset + tensor.nbytes]
 
     def close(self) -> None:
-        """Drops the mapping; it ends when the last view given out is gone. Harmless when called twice."""
-        self._view = None
+        """Drops the mappings; they end when the last view given out is gone. Harmless when called twice."""
+        self._views = []
 
 
 def read_gguf(path: str | Path) -> GgufFile:

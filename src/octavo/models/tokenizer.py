@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
+from octavo.models.gguf_parts import gguf_of
+
 
 @dataclass(frozen=True)
 class TokenizerParts:
@@ -40,13 +42,14 @@ class TokenizerParts:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokeniser of a .gguf file or of a model directory; ModelError says what is missing."""
     path = Path(path)
-    if path.is_dir():
+    file = gguf_of(path)
+    if file is None:
         from octavo.models.tokenizer_hf import read_parts
 
         return Tokenizer(read_parts(path))
     from octavo.models.tokenizer_gguf import read_parts as read_gguf_parts
 
-    return Tokenizer(read_gguf_parts(path))
+    return Tokenizer(read_gguf_parts(file))
 
 
 class Tokenizer:

@@ -21,7 +21,7 @@ from octavo.models.checkpoint import (
     gguf_num_tokens,
     gguf_token_types,
 )
-from octavo.models.gguf import read_gguf
+from octavo.models.gguf_parts import open_gguf
 from octavo.models.jsonfile import read_template
 from octavo.models.tokenizer import TokenizerParts, share_plain
 
@@ -38,8 +38,8 @@ _NFC = ("qwen2",)
 
 
 def read_parts(path: Path) -> TokenizerParts:
-    """Reads a file's header alone."""
-    file = read_gguf(path)
+    """Reads the headers alone."""
+    file = open_gguf(path)
     try:
         return _parts(Metadata(file), path.with_suffix(".jinja"))
     finally:

@@ -69,10 +69,11 @@ def test_a_busy_port_is_told_before_the_default_model_is_fetched(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_with_a_gguf_file_alone_is_told_the_files_name(tmp_path: Path) -> None:
+def test_a_directory_with_two_gguf_files_is_told_to_name_one(tmp_path: Path) -> None:
     (tmp_path / "weights.gguf").write_bytes(b"nothing")
+    (tmp_path / "other.gguf").write_bytes(b"nothing")
     for read in (open_checkpoint, load_tokenizer):
-        with pytest.raises(ModelError, match=r"name the file in it: .*weights\.gguf"):
+        with pytest.raises(ModelError, match=r"2 models: other\.gguf, weights\.gguf; name the file of one"):
             read(tmp_path)
 
 
