@@ -14,8 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.models.names import expected_shapes, gguf_name, hf_name
-from octavo.models.spec import ModelSpec
+from octavo.models.names import Naming, file_name
+from octavo.models.registry import rules_of
+from octavo.models.rope import base_frequencies, spec_of
+from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.models.tokenizer import byte_alphabet
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -49,20 +51,23 @@ class Tiny:
     seed: int = 0
 
     def spec(self) -> ModelSpec:
+        head_dim = self.head_dim or self.hidden // self.heads
         return ModelSpec(
             architecture="llama",
             hidden=self.hidden,
             layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
-            head_dim=self.head_dim or self.hidden // self.heads,
+            head_dim=head_dim,
             intermediate=self.intermediate,
             vocab=self.vocab,
             max_context=self.max_context,
             norm_eps=self.norm_eps,
-            rope_theta=self.rope_theta,
             tied=self.tied,
-            attn_bias=self.attn_bias,
+            ropes=(spec_of(base_frequencies(self.rope_theta, head_dim), "default"),),
+            layer_specs=(LayerSpec(),) * self.layers,
+            qkv_bias=self.attn_bias,
+            o_bias=self.attn_bias,
             mlp_bias=self.mlp_bias,
         )
 
@@ -76,11 +81,17 @@ class TinyModel:
     weights: dict[str, np.ndarray] = field(repr=False)
 
 
+def file_names(spec: ModelSpec, naming: Naming) -> dict[str, str]:
+    """Canonical name -> name in a file."""
+    return {rule.canonical: file_name(rule, naming) for rule in rules_of(spec)}
+
+
 def random_weights(tiny: Tiny) -> dict[str, np.ndarray]:
     """Canonical float32 tensors, scaled so that logits are neither flat nor one-hot."""
     rng = np.random.default_rng(tiny.seed)
     weights = {}
-    for name, shape in expected_shapes(tiny.spec()).items():
+    for rule in rules_of(tiny.spec()):
+        name, shape = rule.canonical, rule.shape
         values = rng.standard_normal(shape).astype(np.float32)
         if name.endswith("norm.weight"):
             values = 1.0 + 0.1 * values
@@ -179,7 +190,8 @@ def write_hf(folder: Path, tiny: Tiny | None = None, dtype: str = "F32", shards:
     tiny = tiny or Tiny()
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: values.astype(_DTYPES[dtype]).astype(np.float32) for name, values in random_weights(tiny).items()}
-    named = {hf_name(name): values for name, values in weights.items()}
+    names = file_names(tiny.spec(), "hf")
+    named = {names[name]: values for name, values in weights.items()}
     if shards == 1:
         write_safetensors(folder / "model.safetensors", named, dtype)
     else:
@@ -240,8 +252,9 @@ def write_gguf(
 
     tiny = tiny or Tiny()
     spec = tiny.spec()
+    names = file_names(spec, "gguf")
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=tensors_a_part)
-    _gguf_metadata(writer, spec, metadata or {})
+    _gguf_metadata(writer, tiny, metadata or {})
     quant = gguf.GGMLQuantizationType[kind]
     weights = {}
     for name, values in random_weights(tiny).items():
@@ -252,7 +265,7 @@ def write_gguf(
             stored = interleave_rows(values, spec.kv_heads)
         matrix = values.ndim == 2
         raw = gguf.quants.quantize(stored, quant) if matrix else stored
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=quant if matrix else gguf.GGMLQuantizationType.F32)
+        writer.add_tensor(names[name], raw, raw_dtype=quant if matrix else gguf.GGMLQuantizationType.F32)
         exact = gguf.quants.quantize(values, quant) if matrix else values
         weights[name] = gguf.quants.dequantize(exact, quant).reshape(values.shape) if matrix else values
     for name, values in (extra or {}).items():
@@ -264,7 +277,8 @@ def write_gguf(
     return TinyModel(path, replace(spec, norm_eps=float(np.float32(spec.norm_eps))), weights)
 
 
-def _gguf_metadata(writer: Any, spec: ModelSpec, metadata: dict[str, Any]) -> None:
+def _gguf_metadata(writer: Any, tiny: Tiny, metadata: dict[str, Any]) -> None:
+    spec = tiny.spec()
     writer.add_block_count(spec.layers)
     writer.add_context_length(spec.max_context)
     writer.add_embedding_length(spec.hidden)
@@ -274,7 +288,7 @@ def _gguf_metadata(writer: Any, spec: ModelSpec, metadata: dict[str, Any]) -> No
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
     writer.add_rope_dimension_count(spec.head_dim)
-    writer.add_rope_freq_base(spec.rope_theta)
+    writer.add_rope_freq_base(tiny.rope_theta)
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     writer.add_vocab_size(spec.vocab)
     tokens = list(vocabulary())

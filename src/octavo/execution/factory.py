@@ -6,6 +6,7 @@ resolved configuration and the lines to print at start.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,9 +72,12 @@ def kv_groups(spec: ModelSpec, bytes_per_token: int) -> tuple[KVGroupSpec, ...]:
 
 def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
     """Every choice that may change bits; never the instruction set, the threads or the load."""
+    ropes = spec.at_context(config.model.max_model_len or spec.max_context).ropes
+    kinds = "-".join(rope.kind for rope in ropes)
+    digest = hashlib.sha256(repr([(rope.inverse_frequencies, rope.scale) for rope in ropes]).encode()).hexdigest()
     return (
         f"{config.execution.backend}/1 {config.model.precision} kv-{config.model.precision} "
-        f"attention-{config.execution.attention} tile-32 partition-512 expanded rope-{spec.rope_theta!r}"
+        f"attention-{config.execution.attention} tile-32 partition-512 expanded rope-{kinds}-{digest[:16]}"
     )
 
 

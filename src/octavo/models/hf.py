@@ -15,7 +15,8 @@ import numpy as np
 
 from octavo.models.digest import file_digest
 from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
-from octavo.models.names import Found, hf_name, match
+from octavo.models.names import Found, match
+from octavo.models.registry import rules_of
 from octavo.models.safetensors import SUPPORTED_TYPES, StoredTensor, open_safetensors
 from octavo.models.spec import ModelError, ModelSpec, Tensor
 from octavo.models.store import cache_dir
@@ -38,19 +39,18 @@ class HFCheckpoint:
             )
         self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
         self._tensors, self._files = open_safetensors(folder)
-        found = {name: Found(tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
+        self._found = {name: Found(tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
         _check_head(folder, self.spec, self._tensors)
-        matched = match(str(folder), self.spec, found, "hf")
-        self._canonical = {file_name: canonical for canonical, file_name in matched.names.items()}
-        for name in self._canonical:
-            if found[name].source not in SUPPORTED_TYPES:
+        self._matched = match(str(folder), rules_of(self.spec), self._found, "hf")
+        for name in self._matched.rules:
+            if self._found[name].source not in SUPPORTED_TYPES:
                 raise ModelError(
-                    f"{folder}: tensor {name} has type {found[name].source}, which is not supported; "
+                    f"{folder}: tensor {name} has type {self._found[name].source}, which is not supported; "
                     f"supported: {', '.join(SUPPORTED_TYPES)}"
                 )
-        for name in matched.unknown:
+        for name in self._matched.unknown:
             log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
-        self.total_bytes = sum(len(self._tensors[name].data) for name in self._canonical)
+        self.total_bytes = sum(len(self._tensors[name].data) for name in self._matched.rules)
 
     def weights_id(self) -> str:
         """Over the weights and config.json, whose constants are part of what they compute."""
@@ -60,16 +60,16 @@ class HFCheckpoint:
         return hasher.hexdigest()
 
     def sources(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {
-            canonical: (self._tensors[name].type, self._tensors[name].shape)
-            for name, canonical in self._canonical.items()
-        }
+        return self._matched.sources(self._found)
 
     def tensors(self) -> Iterator[Tensor]:
-        for tensor in self._tensors.values():
-            canonical = self._canonical.get(tensor.name)
-            if canonical is not None:
-                yield Tensor(canonical, tensor.type, tensor.shape, _aligned(tensor.data))
+        return self._matched.map(self._file_tensors())
+
+    def _file_tensors(self) -> Iterator[Tensor]:
+        """Those that the model needs, in the order of the files."""
+        for stored in self._tensors.values():
+            if stored.name in self._matched.rules:
+                yield Tensor(stored.name, stored.type, stored.shape, _aligned(stored.data))
 
     def close(self) -> None:
         self._tensors = {}
@@ -77,7 +77,8 @@ class HFCheckpoint:
 
 def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
     """A tied model may store its head too, but then it must be the embedding; an untied one must have a head."""
-    head, embedding = tensors.get(hf_name("head.weight")), tensors.get(hf_name("embed.weight"))
+    head = tensors.get("lm_head.weight")
+    embedding = tensors.get("model.embed_tokens.weight", tensors.get("embed_tokens.weight"))
     if not spec.tied and head is None:
         raise ModelError(
             f"{folder} lacks tensor lm_head.weight, and its config.json does not tie it to the embedding "

@@ -1,109 +1,31 @@
-"""Tensor names: canonical to GGUF and to Hugging Face, and the shape each must have.
+"""Matches a file's tensors with what the architecture's rules want, in both directions, and maps one to the other.
 
-Owns the one list of what a Llama checkpoint must hold. A name outside it is reported as a warning, unless it is
-known to carry no weights (tables of rotary frequencies that are computed from the configuration).
+Owns no tensor: `match` looks at names, types and shapes alone; `Matched.map` then turns a stream of file tensors into
+canonical ones, one at a time: views of the file where rows are taken from a fused or stacked tensor, a copy of one
+tensor where its values or the order of its rows change. A needed tensor that is missing or has another shape is an
+error; one that nothing reads is reported, unless it is known to carry nothing (tables of rotary frequencies).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from octavo.models.spec import ModelError, ModelSpec
+import numpy as np
 
-_GGUF_LAYER = {
-    "attn_norm.weight": "attn_norm.weight",
-    "attn.q.weight": "attn_q.weight",
-    "attn.k.weight": "attn_k.weight",
-    "attn.v.weight": "attn_v.weight",
-    "attn.o.weight": "attn_output.weight",
-    "attn.q.bias": "attn_q.bias",
-    "attn.k.bias": "attn_k.bias",
-    "attn.v.bias": "attn_v.bias",
-    "attn.o.bias": "attn_output.bias",
-    "mlp_norm.weight": "ffn_norm.weight",
-    "mlp.gate.weight": "ffn_gate.weight",
-    "mlp.up.weight": "ffn_up.weight",
-    "mlp.down.weight": "ffn_down.weight",
-    "mlp.gate.bias": "ffn_gate.bias",
-    "mlp.up.bias": "ffn_up.bias",
-    "mlp.down.bias": "ffn_down.bias",
-}
-_HF_LAYER = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn.q.weight": "self_attn.q_proj.weight",
-    "attn.k.weight": "self_attn.k_proj.weight",
-    "attn.v.weight": "self_attn.v_proj.weight",
-    "attn.o.weight": "self_attn.o_proj.weight",
-    "attn.q.bias": "self_attn.q_proj.bias",
-    "attn.k.bias": "self_attn.k_proj.bias",
-    "attn.v.bias": "self_attn.v_proj.bias",
-    "attn.o.bias": "self_attn.o_proj.bias",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.gate.weight": "mlp.gate_proj.weight",
-    "mlp.up.weight": "mlp.up_proj.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-    "mlp.gate.bias": "mlp.gate_proj.bias",
-    "mlp.up.bias": "mlp.up_proj.bias",
-    "mlp.down.bias": "mlp.down_proj.bias",
-}
-_GGUF_TOP = {"embed.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
-_HF_TOP = {
-    "embed.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
+from octavo.models.architecture import TensorRule
+from octavo.models.spec import ModelError, Tensor
+from octavo.ops.numeric import expand
 
-_HARMLESS = re.compile(r"(rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight|.*rotary_emb\.inv_freq)")
+Naming = Literal["gguf", "hf"]
 
-
-def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Canonical name -> shape, in the order of the forward pass."""
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    matrices = {
-        "attn.q": (q, spec.hidden, spec.attn_bias),
-        "attn.k": (kv, spec.hidden, spec.attn_bias),
-        "attn.v": (kv, spec.hidden, spec.attn_bias),
-        "attn.o": (spec.hidden, q, spec.attn_bias),
-        "mlp.gate": (spec.intermediate, spec.hidden, spec.mlp_bias),
-        "mlp.up": (spec.intermediate, spec.hidden, spec.mlp_bias),
-        "mlp.down": (spec.hidden, spec.intermediate, spec.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab, spec.hidden)}
-    for i in range(spec.layers):
-        shapes[f"layers.{i}.attn_norm.weight"] = (spec.hidden,)
-        shapes[f"layers.{i}.mlp_norm.weight"] = (spec.hidden,)
-        for part, (rows, columns, bias) in matrices.items():
-            shapes[f"layers.{i}.{part}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"layers.{i}.{part}.bias"] = (rows,)
-    shapes["norm.weight"] = (spec.hidden,)
-    if not spec.tied:
-        shapes["head.weight"] = (spec.vocab, spec.hidden)
-    return shapes
-
-
-def gguf_name(canonical: str) -> str:
-    """The name a GGUF file gives a canonical tensor."""
-    return _file_name(canonical, _GGUF_TOP, _GGUF_LAYER, "blk.")
-
-
-def hf_name(canonical: str) -> str:
-    """The name a Hugging Face file gives a canonical tensor."""
-    return _file_name(canonical, _HF_TOP, _HF_LAYER, "model.layers.")
-
-
-def _file_name(canonical: str, top: Mapping[str, str], layer: Mapping[str, str], prefix: str) -> str:
-    if canonical in top:
-        return top[canonical]
-    _, index, rest = canonical.split(".", 2)
-    return f"{prefix}{index}.{layer[rest]}"
-
-
-def is_harmless(file_name: str) -> bool:
-    """Whether a tensor outside the list is known to carry nothing that the configuration does not."""
-    return _HARMLESS.fullmatch(file_name) is not None
+_HARMLESS = re.compile(
+    r"(rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight|.*rotary_emb\.inv_freq)"
+)
+_MULTIMODAL = ("language_model.", "model.language_model.", "text_model.")
+_HEAD = {"gguf": "output.weight", "hf": "lm_head.weight"}
 
 
 @dataclass(frozen=True)
@@ -116,36 +38,119 @@ class Found:
 
 @dataclass(frozen=True)
 class Matched:
-    """What a file holds of a spec."""
+    """What a file holds of a model."""
 
-    names: dict[str, str]
-    """Canonical name -> name in the file, in the order of the forward pass."""
+    naming: Naming
+    rules: dict[str, tuple[TensorRule, ...]]
+    """Name in the file -> what it holds, in the order of the forward pass."""
     unknown: tuple[str, ...]
     """Names in the file that nothing reads."""
 
+    def sources(self, found: Mapping[str, Found]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Canonical name -> (type, shape), as `map` gives them."""
+        return {
+            rule.canonical: ("F32" if self._adds_one(rule) else found[name].source, rule.shape)
+            for name, rules in self.rules.items()
+            for rule in rules
+        }
 
-def match(where: str, spec: ModelSpec, found: Mapping[str, Found], naming: str) -> Matched:
-    """Matches a file's tensors with the spec; ModelError names what is missing or has a wrong shape.
+    def map(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Canonical tensors of a stream of file tensors; those that no rule wants are skipped."""
+        for tensor in tensors:
+            for rule in self.rules.get(tensor.name, ()):
+                yield self._canonical(rule, tensor)
 
-    `naming` is "gguf" or "hf". A stored head beside a tied embedding is left to the caller, which knows the data.
+    def _adds_one(self, rule: TensorRule) -> bool:
+        return self.naming == "hf" and rule.hf_plus_one
+
+    def _canonical(self, rule: TensorRule, tensor: Tensor) -> Tensor:
+        data = _slice(rule, tensor)
+        if self.naming == "gguf" and rule.gguf_interleaved_heads is not None:
+            data = half_split_rows(data, rule.gguf_interleaved_heads, rule.shape[0])
+        if self._adds_one(rule):
+            values = expand(tensor.source, rule.shape, data) + np.float32(1)
+            return Tensor(rule.canonical, "F32", rule.shape, values.reshape(-1).view(np.uint8).data)
+        return Tensor(rule.canonical, tensor.source, rule.shape, data)
+
+
+def _slice(rule: TensorRule, tensor: Tensor) -> memoryview:
+    """The bytes of a rule's rows; rows lie one after another whatever the type."""
+    if rule.index is not None:
+        size = len(tensor.data) // tensor.shape[0]
+        return tensor.data[rule.index * size : (rule.index + 1) * size]
+    if rule.rows is not None:
+        size = len(tensor.data) // tensor.shape[0]
+        return tensor.data[rule.rows[0] * size : rule.rows[1] * size]
+    return tensor.data
+
+
+def half_split_rows(data: memoryview, heads: int, rows: int) -> memoryview:
+    """Rows of each head from GGUF's interleaved order (0, d/2, 1, d/2 + 1, ...) to the half-split one. Copies."""
+    table = np.frombuffer(data, np.uint8).reshape(heads, rows // heads // 2, 2, len(data) // rows)
+    return np.ascontiguousarray(table.swapaxes(1, 2)).reshape(-1).data
+
+
+def file_name(rule: TensorRule, naming: Naming) -> str:
+    return rule.gguf if naming == "gguf" else rule.hf
+
+
+def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], naming: Naming) -> Matched:
+    """Matches a file's tensors with the rules; ModelError names what is missing or has a wrong shape.
+
+    A Hugging Face file may leave out the leading "model." (a base model that was saved alone). A stored head beside a
+    tied embedding is left to the caller, which knows the data.
     """
-    to_file = gguf_name if naming == "gguf" else hf_name
-    names = {canonical: to_file(canonical) for canonical in expected_shapes(spec)}
-    missing = [name for name in names.values() if name not in found]
+    if naming == "hf":
+        rules = _as_stored(where, rules, found)
+    by_file: dict[str, list[TensorRule]] = {}
+    for rule in rules:
+        by_file.setdefault(file_name(rule, naming), []).append(rule)
+    missing = [name for name, wanted in by_file.items() if name not in found and not all(r.optional for r in wanted)]
     if missing:
         raise ModelError(f"{where} lacks {_listed(missing)}; the model's files are incomplete or of another model")
-    for canonical, shape in expected_shapes(spec).items():
-        has = found[names[canonical]].shape
-        if has != shape:
+    present = {name: tuple(wanted) for name, wanted in by_file.items() if name in found}
+    for name, wanted in present.items():
+        shape = _file_shape(wanted)
+        if found[name].shape != shape:
             raise ModelError(
-                f"{where}: tensor {names[canonical]} has shape {list(has)}, the configuration says {list(shape)}"
+                f"{where}: tensor {name} has shape {list(found[name].shape)}, the configuration says {list(shape)}"
             )
-    known = set(names.values()) | {to_file("head.weight")}
-    unknown = tuple(name for name in found if name not in known and not is_harmless(name))
-    return Matched(names, unknown)
+    unknown = (name for name in found if name not in present and name != _HEAD[naming])
+    return Matched(naming, present, tuple(name for name in unknown if not is_harmless(name)))
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    noun = "tensor" if len(names) == 1 else f"{len(names)} tensors:"
-    return f"{noun} {shown}" + (" and others" if len(names) > 3 else "")
+def _file_shape(rules: Sequence[TensorRule]) -> tuple[int, ...]:
+    """The shape of the file's tensor that holds all of these."""
+    first = rules[0]
+    if first.index is not None:
+        return (1 + max(rule.index for rule in rules if rule.index is not None), *first.shape)
+    if first.rows is not None:
+        return (max(rule.rows[1] for rule in rules if rule.rows is not None), *first.shape[1:])
+    return first.shape
+
+
+def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found]) -> Sequence[TensorRule]:
+    """The rules with the prefix that the file uses."""
+    if not rules or rules[0].hf in found:
+        return rules
+    bare = rules[0].hf.removeprefix("model.")
+    if bare in found:
+        return [replace(rule, hf=rule.hf.removeprefix("model.")) for rule in rules]
+    inner = next((name for name in found if name.startswith(_MULTIMODAL) and name.endswith(bare)), None)
+    if inner is not None:
+        raise ModelError(
+            f"{where} holds the language model of a multimodal one (tensor {inner}), which is not supported; "
+            "use the text-only model, or convert it with the names that its own class saves"
+        )
+    return rules
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a tensor outside the list is known to carry nothing that the configuration does not."""
+    return _HARMLESS.fullmatch(name) is not None
+
+
+def _listed(missing: list[str]) -> str:
+    shown = ", ".join(missing[:3])
+    noun = "tensor" if len(missing) == 1 else f"{len(missing)} tensors:"
+    return f"{noun} {shown}" + (" and others" if len(missing) > 3 else "")

@@ -1,22 +1,71 @@
-"""Which forward pass belongs to which architecture. A new model is one file and one line here."""
+"""Which architectures there are, and which one a file is of. A new model is one file and one line here.
+
+Owns the list; whatever is not on it is refused with what is. Off switch: none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
-from octavo.models import llama
-from octavo.models.spec import ModelError
+from octavo.models.architecture import Architecture, Forward, TensorRule
+from octavo.models.architectures import llama
+from octavo.models.config_reader import ConfigReader
+from octavo.models.metadata import Metadata
+from octavo.models.spec import ModelSpec
 
-Forward = Callable[[Any, Any, int], Any]
-"""(op set, model spec, number of ids that may be drawn) -> logits."""
+ARCHITECTURES: tuple[Architecture, ...] = (llama.ARCHITECTURE,)
+_BY_NAME = {one.name: one for one in ARCHITECTURES}
 
-ARCHITECTURES: dict[str, Forward] = {"llama": llama.forward}
+
+def architecture_of(spec: ModelSpec) -> Architecture:
+    return _BY_NAME[spec.architecture]
 
 
 def forward_of(architecture: str) -> Forward:
-    try:
-        return ARCHITECTURES[architecture]
-    except KeyError:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"architecture {architecture!r} is not supported; supported are: {known}") from None
+    return _BY_NAME[architecture].forward
+
+
+def rules_of(spec: ModelSpec) -> Sequence[TensorRule]:
+    """What a model's files must hold, in the order of the forward pass."""
+    return architecture_of(spec).tensors(spec)
+
+
+def of_hf(config: ConfigReader) -> Architecture:
+    """By the class that config.json names, or by its model_type where it names none."""
+    classes = config.values.get("architectures")
+    if isinstance(classes, list) and classes:
+        for one in ARCHITECTURES:
+            if any(name in one.hf_classes for name in classes):
+                return one
+        known = ", ".join(name for one in ARCHITECTURES for name in one.hf_classes)
+        raise config.error(f"architecture {classes[0]} is not supported; supported: {known}")
+    model_type = config.string("model_type")
+    for one in ARCHITECTURES:
+        if model_type in one.model_types:
+            return one
+    known = ", ".join(name for one in ARCHITECTURES for name in one.model_types)
+    raise config.error(f"model_type {model_type!r} is not supported; supported: {known}")
+
+
+def of_gguf(meta: Metadata) -> Architecture:
+    """By general.architecture."""
+    name = meta.string("general.architecture")
+    for one in ARCHITECTURES:
+        if name in one.gguf_names:
+            return one
+    known = ", ".join(name for one in ARCHITECTURES for name in one.gguf_names)
+    raise meta.error(f"architecture {name!r} is not supported; supported: {known}")
+
+
+def hf_model(config: ConfigReader) -> ModelSpec:
+    """The spec of a model directory; settings that change results and that nobody read are refused."""
+    spec = of_hf(config).hf_spec(config)
+    config.refuse_unread()
+    return spec
+
+
+def gguf_model(meta: Metadata) -> ModelSpec:
+    """The spec of a GGUF file; settings that change results and that nobody read are refused."""
+    spec = of_gguf(meta).gguf_spec(meta)
+    meta.refuse_unread()
+    return spec

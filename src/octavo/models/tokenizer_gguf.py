@@ -16,13 +16,13 @@ from tokenizers import Tokenizer as Backend
 from octavo.models.checkpoint import (
     CONTROL,
     USER_DEFINED,
-    Metadata,
     gguf_eos_ids,
     gguf_num_tokens,
     gguf_token_types,
 )
 from octavo.models.gguf_parts import open_gguf
 from octavo.models.jsonfile import read_template
+from octavo.models.metadata import Metadata
 from octavo.models.tokenizer import TokenizerParts, share_plain
 
 # The splitting rules, by the names that files use.

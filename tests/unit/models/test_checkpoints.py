@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.names import expected_shapes, gguf_name, hf_name
+from octavo.models.registry import rules_of
 from octavo.models.spec import Checkpoint, ModelError
-from tests.support.tiny import BASE_VOCAB, Tiny, TinyModel, random_weights, write_gguf, write_hf, write_safetensors
+from tests.support.tiny import (
+    BASE_VOCAB,
+    Tiny,
+    TinyModel,
+    file_names,
+    write_gguf,
+    write_hf,
+    write_safetensors,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +42,7 @@ def check_tensors(checkpoint: Checkpoint, model: TinyModel) -> None:
         assert (tensor.source, tensor.shape) == checkpoint.sources()[tensor.name]
         np.testing.assert_array_equal(expand(tensor.source, tensor.shape, tensor.data), model.weights[tensor.name])
         seen.add(tensor.name)
-    assert seen == set(expected_shapes(model.spec))
+    assert seen == {rule.canonical for rule in rules_of(model.spec)}
 
 
 SHAPES = [
@@ -76,8 +84,9 @@ def test_our_safetensors_fixture_is_read_by_the_reference_library(tmp_path: Path
 
     model = write_hf(tmp_path / "m")
     loaded = load_file(tmp_path / "m" / "model.safetensors")
+    names = file_names(model.spec, "hf")
     for name, values in model.weights.items():
-        np.testing.assert_array_equal(loaded[hf_name(name)], values)
+        np.testing.assert_array_equal(loaded[names[name]], values)
 
 
 def test_weights_id_follows_the_content(tmp_path: Path) -> None:
@@ -116,8 +125,13 @@ def refusal(path: Path) -> str:
 # --- Hugging Face directories: cases L1, L3, B3 ---------------------------------------------------------
 
 
+def as_stored(model: TinyModel) -> dict[str, np.ndarray]:
+    names = file_names(model.spec, "hf")
+    return {names[name]: values for name, values in model.weights.items()}
+
+
 def store_head(folder: Path, model: TinyModel, head: np.ndarray) -> None:
-    named = {hf_name(name): values for name, values in model.weights.items()}
+    named = as_stored(model)
     write_safetensors(folder / "model.safetensors", {**named, "lm_head.weight": head})
 
 
@@ -172,7 +186,7 @@ def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
     model = write_hf(tmp_path / "m")
-    named = {hf_name(name): values for name, values in model.weights.items()}
+    named = as_stored(model)
     without = {name: values for name, values in named.items() if name != "model.layers.1.mlp.up_proj.weight"}
     write_safetensors(model.path / "model.safetensors", without)
     assert "model.layers.1.mlp.up_proj.weight" in refusal(model.path)
@@ -183,7 +197,7 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
 
 def test_an_unknown_tensor_warns_and_a_rotary_table_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write_hf(tmp_path / "m")
-    named = {hf_name(name): values for name, values in model.weights.items()}
+    named = as_stored(model)
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8), "model.surprise.weight": np.ones(3)}
     write_safetensors(model.path / "model.safetensors", {**named, **extra})
     check_tensors(open_checkpoint(model.path), model)
@@ -195,8 +209,12 @@ def test_an_unknown_tensor_warns_and_a_rotary_table_does_not(tmp_path: Path, cap
     ("changes", "words"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope_scaling", "llama3"]),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["rope_parameters", "yarn"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope_scaling.low_freq_factor"]),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["rope_parameters.factor"]),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 8.0}}, ["rope_scaling.rope_type", "ntk", "llama3"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_parameters.full_attention"]),
+        ({"use_qk_norm": True}, ["use_qk_norm", "false"]),
+        ({"sliding_window": 64}, ["sliding_window", "64"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
         ({"num_attention_heads": 0}, ["num_attention_heads"]),
@@ -323,12 +341,17 @@ def test_a_header_of_an_odd_length_gives_aligned_tensors(tmp_path: Path) -> None
     assert all(np.frombuffer(tensor.data, np.uint8).ctypes.data % 4 == 0 for tensor in checkpoint.tensors())
 
 
-def test_rope_factors_of_one_are_ignored_and_others_refused(tmp_path: Path) -> None:
+def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
     ones = np.ones(8, np.float32)
     model = write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": ones})
     check_tensors(open_checkpoint(model.path), model)
+    (plain,) = model.spec.ropes
     path = write_gguf(tmp_path / "n.gguf", extra={"rope_freqs.weight": ones * 4}).path
-    assert "rope_freqs.weight" in refusal(path)
+    (scaled,) = open_checkpoint(path).spec.ropes
+    assert scaled.inverse_frequencies == tuple(value / 4 for value in plain.inverse_frequencies)
+    for wrong in (ones * 0, np.ones(7, np.float32), ones * np.float32(np.nan)):
+        path = write_gguf(tmp_path / "w.gguf", extra={"rope_freqs.weight": wrong}).path
+        assert "rope_freqs.weight" in refusal(path)
 
 
 def test_an_unknown_gguf_tensor_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -341,8 +364,8 @@ def test_an_unknown_gguf_tensor_warns(tmp_path: Path, caplog: pytest.LogCaptureF
     ("metadata", "words"),
     [
         ({"general.architecture": "mamba"}, ["mamba", "llama"]),
-        ({"llama.expert_count": 8}, ["mixture-of-experts"]),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ["yarn"]),
+        ({"llama.expert_count": 8}, ["llama.expert_count"]),
+        ({"llama.rope.scaling.type": "ntk", "llama.rope.scaling.factor": 4.0}, ["ntk", "yarn"]),
         ({"llama.rope.dimension_count": 8}, ["rope.dimension_count", "16"]),
         ({"llama.attention.head_count_kv": 3}, ["KV heads"]),
         ({"llama.block_count": 3}, ["blk.2."]),
@@ -372,7 +395,6 @@ def test_paths_that_are_no_model_are_refused_with_a_hint(tmp_path: Path) -> None
 
 
 def test_names_of_both_formats_cover_the_same_tensors() -> None:
-    spec = Tiny(tied=False, attn_bias=True, mlp_bias=True).spec()
-    canonical = list(random_weights(Tiny(tied=False, attn_bias=True, mlp_bias=True)))
-    assert canonical == list(expected_shapes(spec))
-    assert len({gguf_name(name) for name in canonical}) == len({hf_name(name) for name in canonical}) == len(canonical)
+    rules = rules_of(Tiny(tied=False, attn_bias=True, mlp_bias=True).spec())
+    assert len({rule.canonical for rule in rules}) == len(rules)
+    assert len({rule.gguf for rule in rules}) == len({rule.hf for rule in rules}) == len(rules)

@@ -1,0 +1,1 @@
+"""One short file an architecture; docs/new-model.md says how to add one."""
