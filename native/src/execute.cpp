@@ -165,6 +165,10 @@ struct Program::Step {
         return norm(op, team);
       case OpKind::kLinear:
         return linear(op, team);
+      case OpKind::kMoe:
+        return moe(op, team);
+      case OpKind::kGatedAdd:
+        return gated_add(op, team);
       case OpKind::kRopeStore:
         return rope_store(op, team);
       case OpKind::kAttention:
@@ -235,6 +239,41 @@ struct Program::Step {
       p.kernels_.linear(a, team);
       offset += w.packed.n;
     }
+  }
+
+  void moe(const Op& op, const Team& team) const {
+    const Buffer &s = at(op.src), &d = at(op.dst);
+    const MoeShape shape = p.moe_shape(op);
+    MoeArgs a{};
+    a.router = &op.weights[0].packed;
+    a.experts = op.experts.data();
+    a.src = s.data;
+    a.dst = (float*)d.data;
+    a.residual = op.accumulate ? a.dst : nullptr;
+    a.rows = rows(d);
+    a.ld_src = (int32_t)s.ld;
+    a.ld_dst = (int32_t)d.ld;
+    a.top_k = op.top_k;
+    a.chunk = (int32_t)shape.rows;
+    a.act = op.index;
+    a.renormalise = op.renormalise;
+    a.f32 = !s.bf16;
+    moe_layout(shape, p.moe_scratch_.data(), &a.scratch);
+    p.kernels_.moe(a, team);
+  }
+
+  void gated_add(const Op& op, const Team& team) const {
+    const Buffer &s = at(op.src), &g = at(op.gate), &d = at(op.dst);
+    GatedAddArgs a{};
+    a.src = (const float*)s.data;
+    a.gate = (const float*)g.data;
+    a.dst = (float*)d.data;
+    a.rows = rows(d);
+    a.cols = (int32_t)d.columns;
+    a.ld_src = (int32_t)s.ld;
+    a.ld_gate = (int32_t)g.ld;
+    a.ld_dst = (int32_t)d.ld;
+    p.kernels_.gated_add(a, team);
   }
 
   void rope_store(const Op& op, const Team& team) const {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "moe_layout.h"
 #include "team.h"
 
 namespace octavo {
@@ -59,6 +60,27 @@ struct ActArgs {  // dst = act(src[:, 0:cols]) * src[:, cols:2 cols]
   int32_t rows, cols, ld_src, ld_dst;
   bool dst_f32;
   int32_t act;  // 0 silu, 1 gelu (tanh form)
+};
+
+// dst = residual + the sum over slots of probability x expert's output. Each expert is (gate, up, down).
+struct MoeArgs {
+  const PackedWeight* router;   // n = experts, k = hidden
+  const PackedWeight* experts;  // [router n][3]
+  const void* src;              // as LinearArgs::src
+  const float* residual;        // [rows, ld_dst] or null; dst may be residual
+  float* dst;
+  int32_t rows, ld_src, ld_dst, top_k;
+  int32_t chunk;  // rows at once: those of `scratch`
+  int32_t act;    // as ActArgs::act
+  bool renormalise, f32;
+  MoeScratch scratch;
+};
+
+struct GatedAddArgs {  // dst += sigmoid(gate) * src
+  const float* src;    // [rows, ld_src]
+  const float* gate;   // [rows, ld_gate], one column
+  float* dst;          // [rows, ld_dst]
+  int32_t rows, cols, ld_src, ld_gate, ld_dst;
 };
 
 struct GatherArgs {
@@ -165,6 +187,8 @@ struct Kernels {
   void (*linear)(const LinearArgs&, const Team&);
   void (*activate)(const ActArgs&, const Team&);
   void (*gather)(const GatherArgs&, const Team&);
+  void (*moe)(const MoeArgs&, const Team&);
+  void (*gated_add)(const GatedAddArgs&, const Team&);
   void (*rope_store)(const RopeStoreArgs&, const Team&);
   void (*attention)(const AttentionArgs&, const Team&);
   void (*sample)(const SampleArgs&, const Team&);

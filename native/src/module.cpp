@@ -109,8 +109,10 @@ void check_shape(int64_t n, int64_t k) {
 }
 
 Weight::Weight(nb::object owner, int64_t offset, const std::string& kind, int64_t n, int64_t k) {
-  ref.packed.kind = weight_kind(kind);
+  ref.is_vector = kind == "vector";
+  ref.packed.kind = ref.is_vector ? WeightKind::kF32 : weight_kind(kind);
   check_shape(n, k);
+  if (ref.is_vector && n != 1) throw std::invalid_argument("a vector has n = 1");
   ref.packed.n = (int32_t)n;
   ref.packed.k = (int32_t)k;
   auto view = std::make_shared<BufferView>(owner, false, "owner");
@@ -125,7 +127,8 @@ Weight::Weight(nb::object owner, int64_t offset, const std::string& kind, int64_
 NB_MODULE(_native, m) {
   using namespace octavo;
   using namespace nb::literals;
-  // Objects that are still referenced when the interpreter ends are the process's to free, and nothing for a user to read.
+  // Objects that are still referenced when the interpreter ends are the process's to free, and nothing for a user to
+  // read.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate_os_error);
   m.def("isas", &usable_isas);
@@ -152,7 +155,7 @@ NB_MODULE(_native, m) {
   nb::class_<Weight>(m, "Weight")
       .def(nb::init<nb::object, int64_t, const std::string&, int64_t, int64_t>(), "owner"_a, "offset"_a, "kind"_a,
            "n"_a, "k"_a)
-      .def_prop_ro("kind", [](const Weight& w) { return kind_name(w.ref.packed.kind); })
+      .def_prop_ro("kind", [](const Weight& w) { return w.ref.is_vector ? "vector" : kind_name(w.ref.packed.kind); })
       .def_prop_ro("n", [](const Weight& w) { return w.ref.packed.n; })
       .def_prop_ro("k", [](const Weight& w) { return w.ref.packed.k; });
 

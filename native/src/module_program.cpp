@@ -182,6 +182,20 @@ struct PyProgram {
       throw std::invalid_argument("buffer " + std::to_string(*residual) + " does not exist");
     return program->linear(src, std::move(refs), bias ? &bias->ref : nullptr, residual.value_or(-1), scale);
   }
+  int moe(int src, const Weight& router, const std::vector<std::vector<std::shared_ptr<Weight>>>& experts, int top_k,
+          bool renormalise, const std::string& act, std::optional<int> residual) {
+    std::vector<WeightRef> refs;
+    for (const auto& expert : experts) {
+      if (expert.size() != 3) throw std::invalid_argument("an expert is three weights: gate, up, down");
+      for (const auto& w : expert) {
+        if (!w) throw std::invalid_argument("experts must not hold None");
+        refs.push_back(w->ref);
+      }
+    }
+    if (residual && *residual < 0)
+      throw std::invalid_argument("buffer " + std::to_string(*residual) + " does not exist");
+    return program->moe(src, router.ref, std::move(refs), {top_k, renormalise, act}, residual.value_or(-1));
+  }
   void write(int buffer, const Floats2& values) {
     program->write(buffer, (int64_t)values.shape(0), (int64_t)values.shape(1), values.data());
   }
@@ -220,6 +234,12 @@ void bind_recording(nb::class_<PyProgram>& c) {
           "src"_a, "weight"_a, "eps"_a)
       .def("linear", &PyProgram::linear, "src"_a, "weights"_a, "bias"_a.none() = nb::none(),
            "residual"_a.none() = nb::none(), "scale"_a = 1.0f)
+      .def("moe", &PyProgram::moe, "src"_a, "router"_a, "experts"_a, "top_k"_a, "renormalise"_a, "act"_a,
+           "residual"_a.none() = nb::none())
+      .def(
+          "gated_add",
+          [](PyProgram& p, int src, int gate, int residual) { return p.program->gated_add(src, gate, residual); },
+          "src"_a, "gate"_a, "residual"_a)
       .def(
           "rope_and_store",
           [](PyProgram& p, int qkv, int group, int layer, int q_heads) {

@@ -52,9 +52,9 @@ void Program::close() {
 }
 
 const char* Program::name(OpKind kind) {
-  static const char* const names[] = {"embed",         "rms_norm", "linear",      "rope_and_store",
-                                      "attention",     "activate", "gather_rows", "sample",
-                                      "layer_written", "tap",      "wait_flag",   "collective"};
+  static const char* const names[] = {"embed",          "rms_norm",  "linear",    "moe",         "gated_add",
+                                      "rope_and_store", "attention", "activate",  "gather_rows", "sample",
+                                      "layer_written",  "tap",       "wait_flag", "collective"};
   return names[(int)kind];
 }
 
@@ -68,7 +68,9 @@ void Program::place_buffers() {
   std::vector<int> last(buffers_.size(), -1);
   std::vector<bool> read(buffers_.size(), false);
   for (const Op& op : ops_) {
-    if (op.src >= 0) read[(size_t)op.src] = true;
+    for (const int b : {op.src, op.gate}) {
+      if (b >= 0) read[(size_t)b] = true;
+    }
   }
   std::vector<size_t> placed;
   int64_t total = 0;
@@ -102,18 +104,21 @@ void Program::place_buffers() {
 void Program::plan() {
   if (planned_) return;
   place_buffers();
-  size_t attention = 0, sampling = 0;
+  size_t attention = 0, sampling = 0, moe = 0;
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kAttention) {
       attention = std::max(
           attention, attention_scratch_bytes(limits_.threads, limits_.max_positions, op.q_heads,
                                              pools_[(size_t)op.group]->head_dim, limits_.max_rows, limits_.naive));
+    } else if (op.kind == OpKind::kMoe) {
+      moe = std::max(moe, moe_layout(moe_shape(op), nullptr, nullptr));
     } else if (op.kind == OpKind::kSample) {
       sampling = std::max(sampling, (size_t)limits_.threads * 2 * (size_t)up(op.index, 16) * sizeof(float));
     }
   }
   attention_scratch_ = Mapping::zeroed(attention);
   sample_scratch_ = Mapping::zeroed(sampling);
+  moe_scratch_ = Mapping::zeroed(moe);
   seconds_.assign(ops_.size(), 0.0);
   runs_.resize(pools_.size());
   planned_ = true;
@@ -122,7 +127,7 @@ void Program::plan() {
 size_t Program::workspace_bytes() {
   require(!busy_, "the program is running");
   plan();
-  size_t total = workspace_.size() + attention_scratch_.size() + sample_scratch_.size();
+  size_t total = workspace_.size() + attention_scratch_.size() + sample_scratch_.size() + moe_scratch_.size();
   for (const Buffer& b : buffers_) total += b.own.size();
   return total;
 }

@@ -33,7 +33,8 @@ struct RopeTables {
 struct WeightRef {
   PackedWeight packed{};
   std::shared_ptr<const void> owner;
-  bool vector() const { return packed.kind == WeightKind::kF32 && packed.n == 1; }
+  bool is_vector = false;
+  bool vector() const { return is_vector; }
   const float* floats() const { return (const float*)packed.data; }
 };
 
@@ -43,6 +44,8 @@ enum class OpKind {
   kEmbed,
   kNorm,
   kLinear,
+  kMoe,
+  kGatedAdd,
   kRopeStore,
   kAttention,
   kActivate,
@@ -64,8 +67,19 @@ struct Op {
   int group = 0, layer = 0, q_heads = 0;
   float scale = 1, eps = 0;
   int index = 0;  // activation, vocabulary, layer or flag
+  int gate = -1;                      // gated_add: a second source
+  std::vector<PackedWeight> experts;  // moe: `weights` after the router
+  int top_k = 0;
+  bool renormalise = false;
   CollectiveFn function = nullptr;
   void* context = nullptr;
+};
+
+// How the moe op picks experts, and what lies between their products.
+struct MoeChoice {
+  int top_k;
+  bool renormalise;
+  std::string act;
 };
 
 struct Buffer {
@@ -91,6 +105,8 @@ class Program {
   int input(int64_t columns, bool bf16);
   int rms_norm(int src, const WeightRef& weight, float eps);
   int linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual, float scale);
+  int moe(int src, const WeightRef& router, std::vector<WeightRef> experts, const MoeChoice& choice, int residual);
+  int gated_add(int src, int gate, int residual);
   int rope_and_store(int qkv, int group, int layer, int q_heads);
   int attention(int q, int group, int layer, int q_heads, float scale);
   int activate(int src, const std::string& act);
@@ -130,6 +146,7 @@ class Program {
   int record(Op op);
   void check_source(const Buffer& src, int64_t k, bool product) const;
   const KVPool& group(int index, int layer) const;
+  MoeShape moe_shape(const Op& op) const;
   void plan();
   void place_buffers();
   void check(const Batch& batch) const;
@@ -144,7 +161,7 @@ class Program {
   std::unique_ptr<ThreadPool> threads_;
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
-  Mapping workspace_, attention_scratch_, sample_scratch_;
+  Mapping workspace_, attention_scratch_, sample_scratch_, moe_scratch_;
   bool planned_ = false;
   std::atomic<bool> busy_{false};
   // Of the step that runs.

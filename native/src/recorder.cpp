@@ -47,7 +47,7 @@ int Program::record(Op op) {
   require(!busy_, "the program is running");
   require(threads_ != nullptr, "the program is closed");
   const int at = (int)ops_.size();
-  for (const int b : {op.src, op.dst}) {
+  for (const int b : {op.src, op.gate, op.dst}) {
     if (b < 0) continue;
     Buffer& buffer = buffers_[(size_t)b];
     if (buffer.first < 0) buffer.first = at;
@@ -90,7 +90,7 @@ int Program::embed(const WeightRef& weight, float scale) {
 int Program::input(int64_t columns, bool bf16) { return add_buffer(columns, bf16, true, false, true); }
 
 int Program::rms_norm(int src, const WeightRef& weight, float eps) {
-  require(weight.vector(), "rms_norm needs a float vector (kind \"f32\", n = 1)");
+  require(weight.vector(), "rms_norm needs a float vector (kind \"vector\")");
   check_source(use(src), weight.packed.k, false);
   const bool logit = use(src).logit_rows;
   Op op{OpKind::kNorm};
@@ -105,7 +105,7 @@ int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bi
   require(!weights.empty(), "linear needs at least one weight");
   int64_t n = 0;
   for (const WeightRef& w : weights) {
-    require(!w.vector(), "linear needs matrices; a float matrix of one output is not supported");
+    require(!w.vector(), "linear needs matrices, not a vector");
     check_source(use(src), w.packed.k, true);
     n += w.packed.n;
   }

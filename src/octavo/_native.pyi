@@ -31,7 +31,7 @@ def unpack(kind: str, n: int, k: int, packed: Any, dst: Any, rounded: bool = Tru
     """Expands a packed matrix to float32 [n, k] (`dst`): as bf16 products see the values, or unrounded."""
 
 class Weight:
-    """A packed matrix, or a float vector (kind "f32", n = 1: k plain floats), in memory that `owner` keeps alive."""
+    """A packed matrix, or a float vector (kind "vector", n = 1: k plain floats), in memory that `owner` keeps alive."""
 
     def __init__(self, owner: Any, offset: int, kind: str, n: int, k: int) -> None:
         """`owner` is a buffer; the matrix starts `offset` bytes into it (a multiple of 64)."""
@@ -134,7 +134,7 @@ class Program:
     def input(self, columns: int, bf16: bool) -> int:
         """A buffer that the caller fills with write(): for ops called alone."""
     def rms_norm(self, src: int, weight: Weight, eps: float) -> int:
-        """weight: a float vector (kind "f32", n = 1, k = columns)."""
+        """weight: a float vector (kind "vector", k = columns)."""
     def linear(
         self,
         src: int,
@@ -145,6 +145,20 @@ class Program:
     ) -> int:
         """The weights' outputs side by side (fused projections of different types), plus bias, times scale. With a
         residual the result is written over it and its number returned."""
+    def moe(
+        self,
+        src: int,
+        router: Weight,
+        experts: Sequence[Sequence[Weight]],
+        top_k: int,
+        renormalise: bool,
+        act: str,
+        residual: int | None = None,
+    ) -> int:
+        """experts: (gate, up, down) of each of the router's. Slots are summed in order, then the residual is added,
+        over which the result is written."""
+    def gated_add(self, src: int, gate: int, residual: int) -> int:
+        """residual + sigmoid(gate) * src, written over the residual; the gate has one column."""
     def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int) -> int:
         """layer: index within the group. Returns q."""
     def attention(self, q: int, group: int, layer: int, q_heads: int, scale: float) -> int: ...

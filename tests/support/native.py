@@ -16,7 +16,7 @@ ISAS = _native.isas()
 
 def vector(values: F32) -> _native.Weight:
     data = np.ascontiguousarray(values, dtype=np.float32)
-    return _native.Weight(data, 0, "f32", 1, data.size)
+    return _native.Weight(data, 0, "vector", 1, data.size)
 
 
 def matrix(rng: np.random.Generator, n: int, k: int, float32: bool = False) -> _native.Weight:

@@ -11,6 +11,7 @@
 #include "kernels/amx_tiles.inl"
 #include "kernels/amx.inl"
 #endif
+#include "kernels/moe.inl"
 #include "kernels/attention.inl"
 #include "kernels/sampler.inl"
 

@@ -14,6 +14,7 @@ import pytest
 from octavo import _native
 from octavo.ops.numeric import F32, round_bf16
 from octavo.ops.reference import functions as fn
+from octavo.ops.reference.moe import Choice, gated_add, moe, route
 from octavo.ops.reference.sampler import ReferenceSample, draw
 from tests.support.native import ISAS, batch, program, rope_tables, rows_only, vector
 
@@ -24,6 +25,8 @@ TOLERANCES = {  # op: (float32, rounded), absolute, for values of the order of 1
     "gelu": (2e-6, 2**-6),
     "attention": (5e-6, 2**-6),
     "naive": (5e-6, 2**-6),
+    "moe": (5e-6, 2**-6),
+    "gated_add": (2e-6, 2e-6),
 }
 VOCAB = 290
 """Ids that may be drawn, of 300."""
@@ -88,6 +91,42 @@ def test_activations(isa: str, act: str, rounded: bool, rng: np.random.Generator
     p.write(src, x)
     p.run(rows_only(4))
     close(act, rounded, p.read(out, 4), (fn.silu_mul if act == "silu" else fn.gelu_mul)(x, rounded))
+
+
+@pytest.mark.parametrize("rounded", MODES)
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_moe(isa: str, act: str, renormalise: bool, rounded: bool, rng: np.random.Generator) -> None:
+    """Rows whose last chosen expert and first refused one lie apart: sums in another order choose the same."""
+    hidden, inner, count = 72, 40, 7
+    choice = Choice(3, renormalise, act)
+    x, router = normal(rng, 40, hidden), normal(rng, count, hidden) / 8
+    experts = [
+        [normal(rng, *shape) / 8 for shape in ((inner, hidden), (inner, hidden), (hidden, inner))] for _ in range(count)
+    ]
+    if rounded:
+        x, router = round_bf16(x), round_bf16(router)
+        experts = [[round_bf16(part) for part in expert] for expert in experts]
+    _, four = route(x, router, Choice(4, False, act))
+    x = x[four[:, 2] - four[:, 3] > 1e-3][:12]
+    p = program(isa, 2, float32=not rounded)
+    src = p.input(hidden, rounded)
+    triples = [[packed(part, rounded) for part in expert] for expert in experts]
+    out = p.moe(src, packed(router, rounded), triples, 3, renormalise, act)
+    p.write(src, x)
+    p.run(rows_only(len(x)))
+    close("moe", rounded, p.read(out, len(x)), moe(x, router, experts, choice, rounded))
+
+
+def test_gated_add(isa: str, rng: np.random.Generator) -> None:
+    x, gate, residual = normal(rng, 6, 40), normal(rng, 6, 1), normal(rng, 6, 40)
+    p = program(isa)
+    src, by, onto = p.input(40, False), p.input(1, False), p.input(40, False)
+    p.gated_add(src, by, onto)
+    for buffer, values in ((src, x), (by, gate), (onto, residual)):
+        p.write(buffer, values)
+    p.run(rows_only(6))
+    close("gated_add", False, p.read(onto, 6), gated_add(x, gate, residual))
 
 
 @pytest.mark.parametrize("rounded", MODES)

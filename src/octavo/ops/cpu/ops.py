@@ -103,10 +103,12 @@ class CpuOps:
         act: str,
         residual: int | None = None,
     ) -> int:
-        _unsupported("moe")
+        weight = self._arena.weight
+        triples = [[weight(name) for name in expert] for expert in experts]
+        return self._program.moe(x, weight(router), triples, top_k, renormalise, act, residual)
 
     def gated_add(self, x: int, gate: int, residual: int) -> int:
-        _unsupported("gated_add")
+        return self._program.gated_add(x, gate, residual)
 
     def all_reduce(self, x: int) -> int:
         return x

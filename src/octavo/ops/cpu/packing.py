@@ -118,7 +118,7 @@ class Arena:
 
     def weight(self, name: str) -> _native.Weight:
         e = self.plan.entries[name]
-        return _native.Weight(self.buffer, e.offset, "f32" if e.kind == "vector" else e.kind, e.n, e.k)
+        return _native.Weight(self.buffer, e.offset, e.kind, e.n, e.k)
 
     def vector(self, names: Iterable[str]) -> _native.Weight:
         """Vectors joined into one."""
@@ -133,7 +133,7 @@ class Arena:
         room = np.empty(joined.size + _ALIGN // 4, np.float32)
         shift = -(room.ctypes.data // 4) % (_ALIGN // 4)
         room[shift : shift + joined.size] = joined
-        return _native.Weight(room[shift:], 0, "f32", 1, joined.size)
+        return _native.Weight(room[shift:], 0, "vector", 1, joined.size)
 
 
 @functools.cache

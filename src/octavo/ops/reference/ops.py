@@ -15,6 +15,7 @@ import numpy as np
 from octavo.ops.base import Drawn, UnsupportedOp
 from octavo.ops.numeric import F32, I32, round_bf16
 from octavo.ops.reference import functions as fn
+from octavo.ops.reference.moe import Choice, gated_add, moe
 from octavo.ops.reference.sampler import ReferenceSample, draw
 
 
@@ -204,10 +205,14 @@ class ReferenceOps:
         act: str,
         residual: F32 | None = None,
     ) -> F32:
-        _unsupported("moe")
+        weights = self._weights
+        triples = [[weights[name] for name in expert] for expert in experts]
+        choice = Choice(top_k, renormalise, act)
+        y = moe(x, weights[router], triples, choice, self._numerics.rounded)
+        return y if residual is None else residual + y
 
     def gated_add(self, x: F32, gate: F32, residual: F32) -> F32:
-        _unsupported("gated_add")
+        return gated_add(x, gate, residual)
 
     def all_reduce(self, x: F32) -> F32:
         return x
