@@ -29,7 +29,7 @@ class ModelConfig:
     """Which weights, and the numbers they are computed in."""
 
     path: str = ""
-    """A .gguf file or a directory with safetensors; empty means the default model."""
+    """A .gguf file, a directory with safetensors, or a name (models/locate.py); empty means the default model."""
     name: str | None = None
     """Name shown by the API; None: the file's or directory's name."""
     precision: str = "bf16"

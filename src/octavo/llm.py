@@ -51,7 +51,8 @@ class Completion:
 class LLM:
     """A model to call, from any number of threads.
 
-    `model` is a .gguf file or a directory with safetensors; None is the default model, fetched on first use.
+    `model` is a .gguf file, a directory with safetensors, or a model of the Hugging Face Hub (`ORG/NAME[@REVISION]`,
+    `hf:ORG/NAME:FILE.gguf`), fetched on first use; None is the default model.
     `config` sets everything else; see octavo.config. Raises ModelError or ConfigError with one sentence.
     """
 
@@ -284,12 +285,14 @@ class _Loading:
 
 
 def _with_path(model: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:
-    from octavo.models.store import default_model
+    from octavo.models.locate import locate_model
 
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"model is a {type(model).__name__}; the path of a .gguf file or of a directory would work")
+        raise TypeError(
+            f"model is a {type(model).__name__}; the path of a .gguf file or of a directory, or ORG/NAME, would work"
+        )
     if config is not None and not isinstance(config, EngineConfig):
         raise TypeError(f"config is a {type(config).__name__}; EngineConfig(), of octavo.config, would work")
     config = config or EngineConfig()
-    path = os.fspath(model) if model else config.model.path or str(default_model())
-    return replace(config, model=replace(config.model, path=path))
+    named = replace(config.model, path=os.fspath(model)) if model else config.model
+    return replace(config, model=locate_model(named))

@@ -77,10 +77,13 @@ def test_only_the_configuration_reads_the_environment() -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("octavo.server.app", ["torch", "octavo._native", "octavo.ops", "octavo.execution", "transformers"]),
+        (
+            "octavo.server.app",
+            ["torch", "octavo._native", "octavo.ops", "octavo.execution", "transformers", "huggingface_hub"],
+        ),
         ("octavo.engine.core", ["torch", "octavo._native", "octavo.ops", "octavo.execution", "numpy"]),
-        ("octavo.execution", ["torch", "transformers"]),
-        ("octavo.llm", ["torch", "transformers"]),
+        ("octavo.execution", ["torch", "transformers", "huggingface_hub"]),
+        ("octavo.llm", ["torch", "transformers", "huggingface_hub"]),
     ],
 )
 def test_a_room_loads_without_what_it_must_not_know(module: str, forbidden: list[str]) -> None:

@@ -33,7 +33,10 @@ def cli() -> None:
 )
 @click.option("--access-log/--no-access-log", default=False, help="Log every request  [default: off]")
 def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float, access_log: bool) -> None:
-    """Serve MODEL (a .gguf file or a directory with safetensors; none: SmolLM2-135M-Instruct) over HTTP."""
+    """Serve MODEL over HTTP: a .gguf file, a directory with safetensors, or ORG/NAME of the Hugging Face Hub.
+
+    Without MODEL it is SmolLM2-135M-Instruct. ORG/NAME@REVISION and hf:ORG/NAME:FILE.gguf work too.
+    """
     from octavo.server.run import run_server
 
     config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds, access_log=access_log)
@@ -93,13 +96,29 @@ def doctor(engine: EngineConfig) -> None:
         raise SystemExit(1)
 
 
+@cli.command()
+@click.argument("model", required=False)
+def pull(model: str | None) -> None:
+    """Download MODEL (ORG/NAME[@REVISION], hf:ORG/NAME:FILE.gguf; none: the default one), or renew it, and check it."""
+    from octavo.cli.pull import pull as run_pull
+
+    run_pull(named(model), click.echo)
+
+
+def named(model: str | None) -> str:
+    """The name as a configuration has it; empty is the default model."""
+    if model is not None and not model.strip():
+        raise ConfigError("MODEL is empty; name a model, or leave it out for the default one")
+    return model or ""
+
+
 def with_model(engine: EngineConfig) -> EngineConfig:
-    """Fetches the default model where none was named, so that downloads show in the foreground."""
+    """The model's files in place of its name, fetched here so that downloads show in the foreground."""
     from dataclasses import replace
 
-    from octavo.models.store import or_default
+    from octavo.models.locate import locate_model
 
-    return replace(engine, model=or_default(engine.model))
+    return replace(engine, model=locate_model(engine.model))
 
 
 def main() -> None:

