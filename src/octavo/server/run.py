@@ -19,8 +19,8 @@ from types import FrameType
 import octavo
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
+from octavo.models.locate import locate_model
 from octavo.models.spec import ModelError
-from octavo.models.store import or_default
 from octavo.server import log
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
         log.configure(config.access_log)
         url = _url(config.host, listener.getsockname()[1])
         logger.info("Starting octavo %s; it will serve at %s", octavo.__version__, url)
-        engine = replace(engine, model=or_default(engine.model))
+        engine = replace(engine, model=locate_model(engine.model))
         process = EngineProcess.spawn(command, engine)
         from octavo.server.runner import Runner
 
