@@ -187,6 +187,12 @@ struct Program::Step {
         return tap(op, team);
       case OpKind::kWaitFlag:
         return wait(op, team);
+      case OpKind::kQkNorm:
+        return qk_norm(op, team);
+      case OpKind::kCast:
+        return cast(op, team);
+      case OpKind::kSoftcap:
+        return softcap(op, team);
       case OpKind::kCollective:
         if (team.rank == 0) op.function(op.context, (float*)at(op.src).data, rows(at(op.src)), at(op.src).columns);
         return;
@@ -218,7 +224,44 @@ struct Program::Step {
     a.ld_dst = (int32_t)d.ld;
     a.eps = op.eps;
     a.dst_f32 = !d.bf16;
+    a.residual = op.accumulate ? (const float*)d.data : nullptr;
     p.kernels_.rms_norm(a, team);
+  }
+
+  void qk_norm(const Op& op, const Team& team) const {
+    const Buffer& d = at(op.dst);
+    const KVPool& pool = *p.pools_[(size_t)op.group];
+    QkNormArgs a{};
+    a.qkv = (float*)d.data;
+    a.q_weight = op.weights[0].floats();
+    a.k_weight = op.weights[1].floats();
+    a.rows = rows(d);
+    a.ld = (int32_t)d.ld;
+    a.q_cols = op.weights[0].packed.k;
+    a.k_cols = op.weights[1].packed.k;
+    a.q_parts = op.q_heads * pool.head_dim / a.q_cols;
+    a.k_parts = pool.kv_heads * pool.head_dim / a.k_cols;
+    a.eps = op.eps;
+    p.kernels_.qk_norm(a, team);
+  }
+
+  void cast(const Op& op, const Team& team) const {
+    const Buffer &s = at(op.src), &d = at(op.dst);
+    CastArgs a{};
+    a.src = (const float*)s.data;
+    a.dst = d.data;
+    a.rows = rows(d);
+    a.cols = (int32_t)d.columns;
+    a.ld_src = (int32_t)s.ld;
+    a.ld_dst = (int32_t)d.ld;
+    a.dst_f32 = !d.bf16;
+    p.kernels_.cast(a, team);
+  }
+
+  void softcap(const Op& op, const Team& team) const {
+    const Buffer& d = at(op.dst);
+    const SoftcapArgs a{(float*)d.data, rows(d), (int32_t)d.columns, (int32_t)d.ld, op.softcap};
+    p.kernels_.softcap(a, team);
   }
 
   void linear(const Op& op, const Team& team) const {
@@ -282,12 +325,15 @@ struct Program::Step {
     RopeStoreArgs a{};
     a.qkv = (const float*)s.data;
     a.dst_q = d.data;
-    a.cos = p.rope_.cos.data();
-    a.sin = p.rope_.sin.data();
+    if (op.index >= 0) {
+      const RopeTables& rope = p.ropes_[(size_t)op.index];
+      a.cos = rope.cos.data();
+      a.sin = rope.sin.data();
+      a.rotary = (int32_t)rope.half * 2;
+    }
     a.seqs = runs.data();
     a.num_seqs = (int32_t)runs.size();
     a.q_heads = op.q_heads;
-    a.rotary = (int32_t)p.rope_.half * 2;
     a.ld_qkv = (int32_t)s.ld;
     a.ld_q = (int32_t)d.ld;
     a.kv = p.pools_[(size_t)op.group]->layer(op.layer);
@@ -307,6 +353,9 @@ struct Program::Step {
     a.ld_q = (int32_t)s.ld;
     a.ld_dst = (int32_t)d.ld;
     a.scale = op.scale;
+    a.window = op.window;
+    a.softcap = op.softcap;
+    a.sinks = op.weights.empty() ? nullptr : op.weights[0].floats();
     a.naive = p.limits_.naive;
     a.scratch = p.attention_scratch_.data();
     a.kv = p.pools_[(size_t)op.group]->layer(op.layer);

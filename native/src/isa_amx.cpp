@@ -15,7 +15,6 @@ namespace {
 #include "kernels/all.inl"
 }  // namespace
 
-const Kernels kKernelsAmx = {"amx",       k_embed,      k_rms_norm,  k_linear, k_activate, k_gather, k_moe,
-                             k_gated_add, k_rope_store, k_attention, k_sample, k_enter,    k_leave};
+const Kernels kKernelsAmx = OCT_KERNEL_TABLE("amx");
 
 }  // namespace octavo

@@ -16,7 +16,6 @@ namespace {
 #include "kernels/all.inl"
 }  // namespace
 
-const Kernels kKernelsAmxEmulated = {"amx-emulated", k_embed,      k_rms_norm,  k_linear, k_activate, k_gather, k_moe,
-                                     k_gated_add,    k_rope_store, k_attention, k_sample, k_enter,    k_leave};
+const Kernels kKernelsAmxEmulated = OCT_KERNEL_TABLE("amx-emulated");
 
 }  // namespace octavo

@@ -15,7 +15,6 @@ namespace {
 #include "kernels/all.inl"
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512",    k_embed,      k_rms_norm,  k_linear, k_activate, k_gather, k_moe,
-                                k_gated_add, k_rope_store, k_attention, k_sample, k_enter,    k_leave};
+const Kernels kKernelsAvx512 = OCT_KERNEL_TABLE("avx512");
 
 }  // namespace octavo

@@ -40,6 +40,28 @@ struct NormArgs {
   int32_t rows, cols, ld_src, ld_dst;
   float eps;
   bool dst_f32;
+  const float* residual = nullptr;  // [rows, ld_dst], added to the norm of a float dst, which may be residual
+};
+
+// Norms of parts of a row, in place: q_parts of q_cols values side by side, then k_parts of k_cols.
+struct QkNormArgs {
+  float* qkv;  // [rows, ld]
+  const float *q_weight, *k_weight;
+  int32_t rows, ld, q_parts, q_cols, k_parts, k_cols;
+  float eps;
+};
+
+struct CastArgs {
+  const float* src;  // [rows, ld_src]
+  void* dst;         // [rows, ld_dst] bf16 or float
+  int32_t rows, cols, ld_src, ld_dst;
+  bool dst_f32;
+};
+
+struct SoftcapArgs {  // x = cap tanh(x / cap)
+  float* x;           // [rows, ld]
+  int32_t rows, cols, ld;
+  float cap;
 };
 
 // dst = (src x weight (+ bias)) * scale (+ residual). dst may be residual.
@@ -118,7 +140,7 @@ struct RopeStoreArgs {
   const float* qkv;         // [rows, ld_qkv]: q heads, then k heads, then v heads
   void* dst_q;              // [rows, ld_q] bf16 or float (kv.f32): head h at h * dq, dq = roundup(head_dim, 32) on the
                             // bf16 path (padding zero), head_dim on the float32 path
-  const float* cos;         // [positions, rotary / 2]
+  const float* cos;         // [positions, rotary / 2]; null where rotary is 0, which copies
   const float* sin;
   const SeqRun* seqs;
   int32_t num_seqs, q_heads, rotary, ld_qkv, ld_q;
@@ -131,9 +153,9 @@ struct AttentionArgs {
   const SeqRun* seqs;
   int32_t num_seqs, q_heads, ld_q, ld_dst;
   float scale;
-  int32_t window;    // 0: full; else a row sees its last `window` positions (built with window groups)
+  int32_t window;    // 0: full; else a row sees its last `window` positions, itself among them
   float softcap;     // 0: off
-  const float* sinks;  // null: off
+  const float* sinks;  // [q_heads], null: off
   bool naive;        // the three-step product
   uint8_t* scratch;  // attention_scratch_bytes() of memory shared by the team
   KVLayer kv;
@@ -192,6 +214,9 @@ struct Kernels {
   void (*rope_store)(const RopeStoreArgs&, const Team&);
   void (*attention)(const AttentionArgs&, const Team&);
   void (*sample)(const SampleArgs&, const Team&);
+  void (*qk_norm)(const QkNormArgs&, const Team&);
+  void (*cast)(const CastArgs&, const Team&);
+  void (*softcap)(const SoftcapArgs&, const Team&);
   // Called by each thread before its first and after its last op of a step (tile configuration, MXCSR).
   void (*enter)();
   void (*leave)();

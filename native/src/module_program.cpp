@@ -1,5 +1,6 @@
 // Python bindings of batches, samples and programs.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -133,28 +134,38 @@ std::vector<Result> results(const Program& p, const std::vector<int>& wanted) {
   return out;
 }
 
+// A residual's number; -1 where there is none.
+int buffer_or_none(std::optional<int> buffer) {
+  if (buffer && *buffer < 0) throw std::invalid_argument("buffer " + std::to_string(*buffer) + " does not exist");
+  return buffer.value_or(-1);
+}
+
 // A program with how many alternatives each sample of the last run asked for.
 struct PyProgram {
   std::unique_ptr<Program> program;
   std::vector<int> wanted;
 
   PyProgram(const std::string& isa, int threads, int max_rows, int max_logit_rows, int max_positions, bool f32,
-            bool naive, std::vector<std::shared_ptr<KVPool>> pools, const Floats2& cos, const Floats2& sin) {
+            bool naive, std::vector<std::shared_ptr<KVPool>> pools,
+            const std::vector<std::pair<Floats2, Floats2>>& tables) {
     const Kernels* kernels = find_kernels(isa);
     if (!kernels) {
       std::string known;
       for (const std::string& name : usable_isas()) known += (known.empty() ? "" : ", ") + name;
       throw std::invalid_argument("isa " + isa + " is not available on this machine; it has " + known);
     }
-    if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
-      throw std::invalid_argument("rope_cos and rope_sin must have the same shape");
+    std::vector<RopeTables> ropes;
+    for (const auto& [cos, sin] : tables) {
+      if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
+        throw std::invalid_argument("cos and sin of a rotary table must have the same shape");
+      }
+      ropes.push_back({(int64_t)cos.shape(0), (int64_t)cos.shape(1), copy(cos), copy(sin)});
     }
-    RopeTables rope{(int64_t)cos.shape(0), (int64_t)cos.shape(1), copy(cos), copy(sin)};
     const Limits limits{threads, max_rows, max_logit_rows, max_positions, f32, naive};
     for (const auto& pool : pools) {
       if (!pool) throw std::invalid_argument("pools must not hold None");
     }
-    program = std::make_unique<Program>(*kernels, limits, std::move(pools), std::move(rope));
+    program = std::make_unique<Program>(*kernels, limits, std::move(pools), std::move(ropes));
   }
 
   void remember(const PyBatch& b) {
@@ -178,9 +189,18 @@ struct PyProgram {
       if (!w) throw std::invalid_argument("weights must not hold None");
       refs.push_back(w->ref);
     }
-    if (residual && *residual < 0)
-      throw std::invalid_argument("buffer " + std::to_string(*residual) + " does not exist");
-    return program->linear(src, std::move(refs), bias ? &bias->ref : nullptr, residual.value_or(-1), scale);
+    return program->linear(src, std::move(refs), bias ? &bias->ref : nullptr, buffer_or_none(residual), scale);
+  }
+  int attention(int q, int group, int layer, int q_heads, float scale, std::optional<int> window,
+                std::optional<float> softcap, std::shared_ptr<Weight> sinks) {
+    if (window && *window < 1) throw std::invalid_argument("window must be at least 1, or None");
+    if (softcap && !(*softcap > 0)) throw std::invalid_argument("softcap must be above 0, or None");
+    return program->attention(q, group, layer, q_heads, scale, window.value_or(0), softcap.value_or(0.0f),
+                              sinks ? &sinks->ref : nullptr);
+  }
+  int logits(int src, const Weight& weight, float scale, std::optional<float> softcap) {
+    const int out = program->linear(src, {weight.ref}, nullptr, -1, scale);
+    return softcap ? program->softcap(out, *softcap) : out;
   }
   int moe(int src, const Weight& router, const std::vector<std::vector<std::shared_ptr<Weight>>>& experts, int top_k,
           bool renormalise, const std::string& act, std::optional<int> residual) {
@@ -230,8 +250,18 @@ void bind_recording(nb::class_<PyProgram>& c) {
           "columns"_a, "bf16"_a)
       .def(
           "rms_norm",
-          [](PyProgram& p, int src, const Weight& w, float eps) { return p.program->rms_norm(src, w.ref, eps); },
-          "src"_a, "weight"_a, "eps"_a)
+          [](PyProgram& p, int src, const Weight& w, float eps, std::optional<int> residual) {
+            return p.program->rms_norm(src, w.ref, eps, buffer_or_none(residual));
+          },
+          "src"_a, "weight"_a, "eps"_a, "residual"_a.none() = nb::none())
+      .def(
+          "qk_norm",
+          [](PyProgram& p, int qkv, int group, int layer, int q_heads, const Weight& q, const Weight& k, float eps) {
+            return p.program->qk_norm(qkv, group, layer, q_heads, q.ref, k.ref, eps);
+          },
+          "qkv"_a, "group"_a, "layer"_a, "q_heads"_a, "q_weight"_a, "k_weight"_a, "eps"_a)
+      .def(
+          "cast", [](PyProgram& p, int src) { return p.program->cast(src); }, "src"_a)
       .def("linear", &PyProgram::linear, "src"_a, "weights"_a, "bias"_a.none() = nb::none(),
            "residual"_a.none() = nb::none(), "scale"_a = 1.0f)
       .def("moe", &PyProgram::moe, "src"_a, "router"_a, "experts"_a, "top_k"_a, "renormalise"_a, "act"_a,
@@ -242,25 +272,19 @@ void bind_recording(nb::class_<PyProgram>& c) {
           "src"_a, "gate"_a, "residual"_a)
       .def(
           "rope_and_store",
-          [](PyProgram& p, int qkv, int group, int layer, int q_heads) {
-            return p.program->rope_and_store(qkv, group, layer, q_heads);
+          [](PyProgram& p, int qkv, int group, int layer, int q_heads, std::optional<int> rope) {
+            if (rope && *rope < 0) throw std::invalid_argument("rope must be a table's number, or None");
+            return p.program->rope_and_store(qkv, group, layer, q_heads, rope.value_or(-1));
           },
-          "qkv"_a, "group"_a, "layer"_a, "q_heads"_a)
-      .def(
-          "attention",
-          [](PyProgram& p, int q, int group, int layer, int q_heads, float scale) {
-            return p.program->attention(q, group, layer, q_heads, scale);
-          },
-          "q"_a, "group"_a, "layer"_a, "q_heads"_a, "scale"_a)
+          "qkv"_a, "group"_a, "layer"_a, "q_heads"_a, "rope"_a.none() = 0)
+      .def("attention", &PyProgram::attention, "q"_a, "group"_a, "layer"_a, "q_heads"_a, "scale"_a,
+           "window"_a.none() = nb::none(), "softcap"_a.none() = nb::none(), "sinks"_a.none() = nb::none())
       .def(
           "activate", [](PyProgram& p, int src, const std::string& act) { return p.program->activate(src, act); },
           "src"_a, "act"_a)
       .def(
           "gather_rows", [](PyProgram& p, int src) { return p.program->gather_rows(src); }, "src"_a)
-      .def(
-          "logits",
-          [](PyProgram& p, int src, const Weight& w) { return p.program->linear(src, {w.ref}, nullptr, -1, 1.0f); },
-          "src"_a, "weight"_a)
+      .def("logits", &PyProgram::logits, "src"_a, "weight"_a, "scale"_a = 1.0f, "softcap"_a.none() = nb::none())
       .def(
           "sample", [](PyProgram& p, int logits, int vocab) { p.program->sample(logits, vocab); }, "logits"_a,
           "vocab"_a)
@@ -290,9 +314,9 @@ void bind_program(nb::module_& m) {
   bind_batch(m);
   nb::class_<PyProgram> c(m, "Program");
   c.def(nb::init<const std::string&, int, int, int, int, bool, bool, std::vector<std::shared_ptr<KVPool>>,
-                 const Floats2&, const Floats2&>(),
+                 const std::vector<std::pair<Floats2, Floats2>>&>(),
         "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "max_positions"_a, "float32"_a, "naive_attention"_a,
-        "pools"_a, "rope_cos"_a, "rope_sin"_a);
+        "pools"_a, "ropes"_a);
   bind_recording(c);
   c.def_prop_ro("num_ops", [](const PyProgram& p) { return p.program->ops().size(); })
       .def_prop_ro("op_names", &op_names)

@@ -31,15 +31,18 @@ float widen(uint16_t h) {
 
 }  // namespace
 
-Program::Program(const Kernels& kernels, Limits limits, std::vector<std::shared_ptr<KVPool>> pools, RopeTables rope)
-    : kernels_(kernels), limits_(limits), pools_(std::move(pools)), rope_(std::move(rope)) {
+Program::Program(const Kernels& kernels, Limits limits, std::vector<std::shared_ptr<KVPool>> pools,
+                 std::vector<RopeTables> ropes)
+    : kernels_(kernels), limits_(limits), pools_(std::move(pools)), ropes_(std::move(ropes)) {
   require(limits_.threads >= 1 && limits_.threads <= 1024, "threads must lie between 1 and 1024");
   require(limits_.max_rows >= 1 && limits_.max_rows <= (1 << 20), "max_rows must lie between 1 and 2^20");
   require(limits_.max_logit_rows >= 1 && limits_.max_logit_rows <= (1 << 20),
           "max_logit_rows must lie between 1 and 2^20");
   require(limits_.max_positions >= 1, "max_positions must be at least 1");
-  require(pools_.empty() || rope_.positions >= limits_.max_positions,
-          "the rotary tables hold fewer than max_positions positions");
+  for (const RopeTables& rope : ropes_) {
+    require(pools_.empty() || rope.positions >= limits_.max_positions,
+            "a rotary table holds fewer than max_positions positions");
+  }
   for (auto& flag : flags_) flag.store(1, std::memory_order_relaxed);
   threads_ = std::make_unique<ThreadPool>(limits_.threads, cpu_count(""));
 }
@@ -54,7 +57,8 @@ void Program::close() {
 const char* Program::name(OpKind kind) {
   static const char* const names[] = {"embed",          "rms_norm",  "linear",    "moe",         "gated_add",
                                       "rope_and_store", "attention", "activate",  "gather_rows", "sample",
-                                      "layer_written",  "tap",       "wait_flag", "collective"};
+                                      "layer_written",  "tap",       "wait_flag", "collective",  "qk_norm",
+                                      "cast",           "softcap"};
   return names[(int)kind];
 }
 
@@ -69,7 +73,7 @@ void Program::place_buffers() {
   std::vector<bool> read(buffers_.size(), false);
   for (const Op& op : ops_) {
     for (const int b : {op.src, op.gate}) {
-      if (b >= 0) read[(size_t)b] = true;
+      if (b >= 0 && b != op.dst) read[(size_t)b] = true;
     }
   }
   std::vector<size_t> placed;

@@ -54,19 +54,24 @@ enum class OpKind {
   kLayerWritten,
   kTap,
   kWaitFlag,
-  kCollective
+  kCollective,
+  kQkNorm,
+  kCast,
+  kSoftcap
 };
 
 struct Op {
   OpKind kind;
   int src = -1, dst = -1;
-  bool accumulate = false;  // linear: dst already holds the residual
+  bool accumulate = false;  // linear, norm: dst already holds the residual
   std::vector<WeightRef> weights;
   const float* bias = nullptr;
   std::shared_ptr<const void> bias_owner;
   int group = 0, layer = 0, q_heads = 0;
   float scale = 1, eps = 0;
-  int index = 0;  // activation, vocabulary, layer or flag
+  int index = 0;   // activation, vocabulary, layer, flag or rotary table (-1: none)
+  int window = 0;  // attention: 0 sees all
+  float softcap = 0;
   int gate = -1;                      // gated_add: a second source
   std::vector<PackedWeight> experts;  // moe: `weights` after the router
   int top_k = 0;
@@ -97,18 +102,23 @@ constexpr int kMaxFlags = 64;
 
 class Program {
  public:
-  Program(const Kernels& kernels, Limits limits, std::vector<std::shared_ptr<KVPool>> pools, RopeTables rope);
+  Program(const Kernels& kernels, Limits limits, std::vector<std::shared_ptr<KVPool>> pools,
+          std::vector<RopeTables> ropes);
   ~Program();
 
   // Recording (recorder.cpp). Each returns the buffer it writes.
   int embed(const WeightRef& weight, float scale);
   int input(int64_t columns, bool bf16);
-  int rms_norm(int src, const WeightRef& weight, float eps);
+  int rms_norm(int src, const WeightRef& weight, float eps, int residual);
+  int qk_norm(int qkv, int group, int layer, int q_heads, const WeightRef& q, const WeightRef& k, float eps);
+  int cast(int src);
   int linear(int src, std::vector<WeightRef> weights, const WeightRef* bias, int residual, float scale);
   int moe(int src, const WeightRef& router, std::vector<WeightRef> experts, const MoeChoice& choice, int residual);
   int gated_add(int src, int gate, int residual);
-  int rope_and_store(int qkv, int group, int layer, int q_heads);
-  int attention(int q, int group, int layer, int q_heads, float scale);
+  int rope_and_store(int qkv, int group, int layer, int q_heads, int rope);
+  int attention(int q, int group, int layer, int q_heads, float scale, int window, float softcap,
+                const WeightRef* sinks);
+  int softcap(int src, float cap);
   int activate(int src, const std::string& act);
   int gather_rows(int src);
   void sample(int logits, int vocab);
@@ -157,7 +167,7 @@ class Program {
   const Kernels& kernels_;
   const Limits limits_;
   const std::vector<std::shared_ptr<KVPool>> pools_;
-  const RopeTables rope_;
+  const std::vector<RopeTables> ropes_;
   std::unique_ptr<ThreadPool> threads_;
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;

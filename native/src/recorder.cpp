@@ -89,7 +89,7 @@ int Program::embed(const WeightRef& weight, float scale) {
 
 int Program::input(int64_t columns, bool bf16) { return add_buffer(columns, bf16, true, false, true); }
 
-int Program::rms_norm(int src, const WeightRef& weight, float eps) {
+int Program::rms_norm(int src, const WeightRef& weight, float eps, int residual) {
   require(weight.vector(), "rms_norm needs a float vector (kind \"vector\")");
   check_source(use(src), weight.packed.k, false);
   const bool logit = use(src).logit_rows;
@@ -97,7 +97,55 @@ int Program::rms_norm(int src, const WeightRef& weight, float eps) {
   op.src = src;
   op.weights = {weight};
   op.eps = eps;
-  op.dst = add_buffer(weight.packed.k, !limits_.f32, true, logit);
+  if (residual >= 0) {
+    const Buffer& r = use(residual);
+    require(residual != src, "a norm cannot be written over its own input");
+    require(!r.bf16 && r.columns == weight.packed.k && r.logit_rows == logit,
+            "the residual must be float rows of as many columns");
+    op.accumulate = true;
+    op.dst = residual;
+  } else {
+    op.dst = add_buffer(weight.packed.k, !limits_.f32, true, logit);
+  }
+  return record(std::move(op));
+}
+
+int Program::qk_norm(int qkv, int index, int layer, int q_heads, const WeightRef& q, const WeightRef& k, float eps) {
+  const KVPool& pool = group(index, layer);
+  require(q_heads >= 1 && q_heads % pool.kv_heads == 0, "q_heads must be a multiple of the group's KV heads");
+  check_source(use(qkv), (int64_t)(q_heads + 2 * pool.kv_heads) * pool.head_dim, false);
+  const int64_t d = pool.head_dim;
+  require(q.vector() && k.vector(), "qk_norm needs float vectors (kind \"vector\")");
+  require((q.packed.k == d || q.packed.k == q_heads * d) && (k.packed.k == d || k.packed.k == pool.kv_heads * d),
+          "a weight of qk_norm has as many values as one head, or as all heads");
+  Op op{OpKind::kQkNorm};
+  op.src = op.dst = qkv;
+  op.group = index;
+  op.layer = layer;
+  op.q_heads = q_heads;
+  op.weights = {q, k};
+  op.eps = eps;
+  return record(std::move(op));
+}
+
+int Program::cast(int src) {
+  const Buffer& b = use(src);
+  check_source(b, b.columns, false);
+  const int64_t columns = b.columns;
+  const bool logit = b.logit_rows;
+  Op op{OpKind::kCast};
+  op.src = src;
+  op.dst = add_buffer(columns, !limits_.f32, true, logit);
+  return record(std::move(op));
+}
+
+int Program::softcap(int src, float cap) {
+  const Buffer& b = use(src);
+  check_source(b, b.columns, false);
+  require(cap > 0, "a soft cap must be above 0");
+  Op op{OpKind::kSoftcap};
+  op.src = op.dst = src;
+  op.softcap = cap;
   return record(std::move(op));
 }
 
@@ -131,11 +179,12 @@ int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bi
   return record(std::move(op));
 }
 
-int Program::rope_and_store(int qkv, int index, int layer, int q_heads) {
+int Program::rope_and_store(int qkv, int index, int layer, int q_heads, int rope) {
   const KVPool& pool = group(index, layer);
   require(q_heads >= 1 && q_heads % pool.kv_heads == 0, "q_heads must be a multiple of the group's KV heads");
   require(pool.f32 == limits_.f32, "the group's pages have another precision than the program");
-  require(rope_.half * 2 <= pool.head_dim, "the rotary tables are wider than the head");
+  require(rope >= -1 && rope < (int)ropes_.size(), "rotary table " + std::to_string(rope) + " does not exist");
+  require(rope < 0 || ropes_[(size_t)rope].half * 2 <= pool.head_dim, "the rotary table is wider than the head");
   check_source(use(qkv), (int64_t)(q_heads + 2 * pool.kv_heads) * pool.head_dim, false);
   require(!use(qkv).logit_rows, "rope_and_store reads the step's rows, not gathered ones");
   Op op{OpKind::kRopeStore};
@@ -143,12 +192,14 @@ int Program::rope_and_store(int qkv, int index, int layer, int q_heads) {
   op.group = index;
   op.layer = layer;
   op.q_heads = q_heads;
+  op.index = rope;
   const int64_t head = limits_.f32 ? pool.head_dim : up(pool.head_dim, 32);
   op.dst = add_buffer(q_heads * head, !limits_.f32, true, false);
   return record(std::move(op));
 }
 
-int Program::attention(int q, int index, int layer, int q_heads, float scale) {
+int Program::attention(int q, int index, int layer, int q_heads, float scale, int window, float softcap,
+                       const WeightRef* sinks) {
   const KVPool& pool = group(index, layer);
   require(q_heads >= 1 && q_heads % pool.kv_heads == 0, "q_heads must be a multiple of the group's KV heads");
   require(pool.f32 == limits_.f32, "the group's pages have another precision than the program");
@@ -156,12 +207,18 @@ int Program::attention(int q, int index, int layer, int q_heads, float scale) {
   const Buffer& src = use(q);
   require(src.columns == q_heads * head && src.bf16 == !limits_.f32 && !src.logit_rows,
           "attention reads the output of rope_and_store");
+  require(window >= 0 && softcap >= 0, "a window and a soft cap must be above 0");
+  require(!sinks || (sinks->vector() && sinks->packed.k == q_heads),
+          "sinks must be a float vector of one value a head");
   Op op{OpKind::kAttention};
   op.src = q;
   op.group = index;
   op.layer = layer;
   op.q_heads = q_heads;
   op.scale = scale;
+  op.window = window;
+  op.softcap = softcap;
+  if (sinks) op.weights = {*sinks};
   op.dst = add_buffer((int64_t)q_heads * pool.head_dim, !limits_.f32, true, false);
   return record(std::move(op));
 }

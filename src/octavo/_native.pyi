@@ -112,7 +112,7 @@ class Program:
 
     Buffers are named by the integers that the recording methods return. A buffer holds `max_rows` rows (or
     `max_logit_rows` after `gather_rows`) of a fixed number of columns. In float32 programs all buffers are float;
-    else the outputs of rms_norm, activate, rope_and_store and attention are bf16.
+    else the outputs of rms_norm (without a residual), activate, cast, rope_and_store and attention are bf16.
     """
 
     def __init__(
@@ -125,16 +125,22 @@ class Program:
         float32: bool,
         naive_attention: bool,
         pools: Sequence[KVPool],
-        rope_cos: Any,
-        rope_sin: Any,
+        ropes: Sequence[tuple[Any, Any]],
     ) -> None:
-        """rope tables: float32 [max_positions, rotary / 2]."""
+        """ropes: (cos, sin) of each rotary table, float32 [max_positions, rotary / 2]."""
     # recording
     def embed(self, weight: Weight, scale: float = 1.0) -> int: ...
     def input(self, columns: int, bf16: bool) -> int:
         """A buffer that the caller fills with write(): for ops called alone."""
-    def rms_norm(self, src: int, weight: Weight, eps: float) -> int:
-        """weight: a float vector (kind "vector", k = columns)."""
+    def rms_norm(self, src: int, weight: Weight, eps: float, residual: int | None = None) -> int:
+        """weight: a float vector (kind "vector", k = columns). With a residual, float rows, the sum is written
+        over it and its number returned."""
+    def qk_norm(
+        self, qkv: int, group: int, layer: int, q_heads: int, q_weight: Weight, k_weight: Weight, eps: float
+    ) -> int:
+        """In place. A weight holds one head's values (each head is normalised) or all heads' (the whole row)."""
+    def cast(self, src: int) -> int:
+        """Float rows as a product reads them."""
     def linear(
         self,
         src: int,
@@ -159,14 +165,25 @@ class Program:
         over which the result is written."""
     def gated_add(self, src: int, gate: int, residual: int) -> int:
         """residual + sigmoid(gate) * src, written over the residual; the gate has one column."""
-    def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int) -> int:
-        """layer: index within the group. Returns q."""
-    def attention(self, q: int, group: int, layer: int, q_heads: int, scale: float) -> int: ...
+    def rope_and_store(self, qkv: int, group: int, layer: int, q_heads: int, rope: int | None = 0) -> int:
+        """layer: index within the group. rope: which table; None rotates nothing. Returns q."""
+    def attention(
+        self,
+        q: int,
+        group: int,
+        layer: int,
+        q_heads: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Weight | None = None,
+    ) -> int:
+        """sinks: a float vector of q_heads values."""
     def activate(self, src: int, act: str) -> int:
         """act: "silu" or "gelu"; src holds gate and up side by side."""
     def gather_rows(self, src: int) -> int: ...
-    def logits(self, src: int, weight: Weight) -> int:
-        """float [max_logit_rows, n]."""
+    def logits(self, src: int, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> int:
+        """float [max_logit_rows, n]; scale first. A soft cap is an op of its own, in place."""
     def sample(self, logits: int, vocab: int) -> None: ...
     # slots (DESIGN 4): recorded where the model's structure offers them, free when unused
     def layer_written(self, layer: int) -> None:

@@ -52,8 +52,8 @@ def program(
     pools: Sequence[_native.KVPool] = (),
     rotary: int = 2,
 ) -> _native.Program:
-    cos, sin = rope_tables(positions, rotary)
-    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), cos, sin)
+    ropes = [rope_tables(positions, rotary)]
+    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), ropes)
 
 
 def batch(

@@ -22,3 +22,22 @@ static void k_leave() {
   tile_release();
 #endif
 }
+
+// The table of the instruction set that includes this file.
+#define OCT_KERNEL_TABLE(isa)  \
+  {.name = isa,                \
+   .embed = k_embed,           \
+   .rms_norm = k_rms_norm,     \
+   .linear = k_linear,         \
+   .activate = k_activate,     \
+   .gather = k_gather,         \
+   .moe = k_moe,               \
+   .gated_add = k_gated_add,   \
+   .rope_store = k_rope_store, \
+   .attention = k_attention,   \
+   .sample = k_sample,         \
+   .qk_norm = k_qk_norm,       \
+   .cast = k_cast,             \
+   .softcap = k_softcap,       \
+   .enter = k_enter,           \
+   .leave = k_leave}

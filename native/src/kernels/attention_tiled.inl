@@ -14,24 +14,13 @@ OCT_INLINE const uint8_t* at_tile(const KVLayer& kv, const SeqRun* seq, int head
          tile % tiles * kv.tile_stride;
 }
 
-// tanh from exp: t = exp(-2 |x|), (1 - t) / (1 + t) with the sign of x.
-OCT_INLINE F16 v_tanh(F16 x) {
-  const I16 sign = i_set((int32_t)0x80000000);
-  const F16 mag = as_f(i_and(as_i(x), i_set(0x7fffffff)));
-  const F16 t = v_exp(f_mul(mag, f_set(-2.0f)));
-  const F16 y = f_div(f_sub(f_set(1.0f), t), f_add(f_set(1.0f), t));
-  return as_f(i_or(as_i(y), i_and(as_i(x), sign)));
-}
-
-OCT_INLINE F16 at_cap(F16 s, float cap) { return f_mul(f_set(cap), v_tanh(f_div(s, f_set(cap)))); }
-
 // Row r's scores in a tile: soft cap, then -inf where it does not see the position.
 static void at_mask(const AttentionArgs& p, float* s, int tile_start, int position) {
   F16 x[2] = {f_load(s), f_load(s + 16)};
   const F16 none = as_f(i_set((int32_t)0xff800000));
   const int first = at_first_seen(p, position) - tile_start, last = position - tile_start;
   for (int h = 0; h < 2; h++) {
-    if (p.softcap > 0) x[h] = at_cap(x[h], p.softcap);
+    if (p.softcap > 0) x[h] = v_softcap(x[h], p.softcap);
     const I16 j = i_add(i_lanes(), i_set(16 * h));
     x[h] = f_select(i_gt(j, i_set(last)), none, x[h]);
     x[h] = f_select(i_gt(i_set(first), j), none, x[h]);

@@ -30,6 +30,17 @@ OCT_INLINE float s_exp(float x) {
   return t[0];
 }
 
+// tanh from exp: t = exp(-2 |x|), (1 - t) / (1 + t) with the sign of x.
+OCT_INLINE F16 v_tanh(F16 x) {
+  const I16 sign = i_set((int32_t)0x80000000);
+  const F16 mag = as_f(i_and(as_i(x), i_set(0x7fffffff)));
+  const F16 t = v_exp(f_mul(mag, f_set(-2.0f)));
+  const F16 y = f_div(f_sub(f_set(1.0f), t), f_add(f_set(1.0f), t));
+  return as_f(i_or(as_i(y), i_and(as_i(x), sign)));
+}
+// c tanh(x / c).
+OCT_INLINE F16 v_softcap(F16 x, float cap) { return f_mul(f_set(cap), v_tanh(f_div(x, f_set(cap)))); }
+
 // log(1 + f) + n ln2 for f in [sqrt(1/2) - 1, sqrt(2) - 1] and a whole n: with s = f / (2 + f), log(1 + f) =
 // f - f^2 / 2 + s (f^2 / 2 + R), R the tail of the series of 2 atanh(s).
 OCT_INLINE F16 v_log_core(F16 f, F16 n) {

@@ -53,7 +53,6 @@ class CpuForward:
             )
             for n, g in zip(num_blocks, groups, strict=True)
         ]
-        ((cos, sin),) = rope_tables(spec, length)
         self.program = _native.Program(
             execution.isa,
             execution.threads,
@@ -63,8 +62,7 @@ class CpuForward:
             float32,
             execution.attention == "naive",
             self.pools,
-            cos,
-            sin,
+            rope_tables(spec, length),
         )
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])

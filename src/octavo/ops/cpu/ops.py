@@ -31,15 +31,15 @@ class CpuOps:
         return self._program.embed(self._arena.weight(weight), scale)
 
     def rms_norm(self, x: int, weight: str, eps: float, residual: int | None = None) -> int:
-        if residual is not None:
-            _unsupported("rms_norm with a residual")
-        return self._program.rms_norm(x, self._arena.weight(weight), eps)
+        return self._program.rms_norm(x, self._arena.weight(weight), eps, residual)
 
     def qk_norm(self, qkv: int, q_weight: str, k_weight: str, eps: float, layer: int, q_heads: int) -> int:
-        _unsupported("qk_norm")
+        group, index = self._layers[layer]
+        q, k = self._arena.weight(q_weight), self._arena.weight(k_weight)
+        return self._program.qk_norm(qkv, group, index, q_heads, q, k, eps)
 
     def cast(self, x: int) -> int:
-        _unsupported("cast")
+        return self._program.cast(x)
 
     def linear(
         self,
@@ -53,10 +53,8 @@ class CpuOps:
         return self._program.linear(x, [self._arena.weight(name) for name in weights], joined, residual, scale)
 
     def rope_and_store(self, qkv: int, layer: int, q_heads: int, rope: int | None = 0) -> int:
-        if rope != 0:
-            _unsupported("rope_and_store with another table than the first")
         group, index = self._layers[layer]
-        return self._program.rope_and_store(qkv, group, index, q_heads)
+        return self._program.rope_and_store(qkv, group, index, q_heads, rope)
 
     def attention(
         self,
@@ -68,10 +66,9 @@ class CpuOps:
         softcap: float | None = None,
         sinks: str | None = None,
     ) -> int:
-        if window is not None or softcap is not None or sinks is not None:
-            _unsupported("attention with a window, a soft cap or sinks")
         group, index = self._layers[layer]
-        return self._program.attention(q, group, index, q_heads, scale)
+        extra = None if sinks is None else self._arena.weight(sinks)
+        return self._program.attention(q, group, index, q_heads, scale, window, softcap, extra)
 
     def silu_mul(self, x: int) -> int:
         return self._program.activate(x, "silu")
@@ -83,9 +80,7 @@ class CpuOps:
         return self._program.gather_rows(x)
 
     def logits(self, x: int, weight: str, scale: float = 1.0, softcap: float | None = None) -> int:
-        if scale != 1 or softcap is not None:
-            _unsupported("logits with a scale or a soft cap")
-        return self._program.logits(x, self._arena.weight(weight))
+        return self._program.logits(x, self._arena.weight(weight), scale, softcap)
 
     def sample(self, logits: int, vocab: int) -> None:
         self._program.sample(logits, vocab)
