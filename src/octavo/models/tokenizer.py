@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
@@ -33,8 +34,16 @@ class TokenizerParts:
     bos_id: int | None
     add_bos: bool
     """Whether the model expects a BOS before plain text (chat templates write their own)."""
-    chat_template: str | None
+    chat_templates: dict[str, str]
+    """Name -> template; "default" is the one of an ordinary chat."""
     byte_level: bool
+    """Tokens are written in the byte alphabet; else as SentencePiece does."""
+    drops_space: bool = False
+    """Encoding puts a space before the text, and decoding drops it."""
+    inner: Backend | None = None
+    """`plain` for text behind a control token, where only text at the start is given a space in front."""
+    unused_ids: frozenset[int] = frozenset()
+    """Ids within the vocabulary that stand for nothing."""
     special_strings: dict[str, str] = field(default_factory=dict)
     """"bos_token", "eos_token" and so on -> text, as templates use them."""
 
@@ -58,21 +67,33 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._bytes: dict[int, bytes] = {}
-        self._control_ids, self._control = _control_pattern(parts)
+        self._control_ids, self._control, self._anywhere = _control_patterns(parts)
         self.num_tokens = parts.num_tokens
         self.eos_ids = parts.eos_ids
         self.bos_id = parts.bos_id
         self.add_bos = parts.add_bos
-        self.chat_template = parts.chat_template
+        self.chat_templates = dict(parts.chat_templates)
+        self.chat_template = self.chat_templates.get("default")
         self.special_strings = dict(parts.special_strings)
 
     def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = False) -> list[int]:
-        """Ids of a text. Only with `parse_special` does the text of a control token become that token."""
-        text = _well_formed(text)
-        encoder = self._parts.backend if parse_special else self._parts.plain
-        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
-        if add_bos and self.bos_id is not None:
+        """Ids of a text. Only with `parse_special` does the text of a control token become that token.
+
+        `add_bos` puts a BOS in front unless the text begins with one already.
+        """
+        ids = self._encode_special(text) if parse_special else self._encode(self._parts.plain, text)
+        if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
+        return ids
+
+    def _encode_special(self, text: str) -> list[int]:
+        if self._parts.inner is not None:
+            return self._encode_runs([(text, True)])
+        return self._encode(self._parts.backend, text)
+
+    @staticmethod
+    def _encode(encoder: Backend, text: str) -> list[int]:
+        ids: list[int] = encoder.encode(_well_formed(text), add_special_tokens=False).ids
         return ids
 
     def encode_chat(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
@@ -83,7 +104,10 @@ class Tokenizer:
         of the joined text in other engines; and where one did, that text is spelt out in ordinary tokens.
         """
         if not any(self.holds_special(text) for text, from_template in segments if not from_template):
-            return self.encode("".join(text for text, _ in segments), parse_special=True)
+            return self._encode_special("".join(text for text, _ in segments))
+        return self._encode_runs(segments)
+
+    def _encode_runs(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
         ids: list[int] = []
         run: list[str] = []
         for text, from_template in segments:
@@ -93,15 +117,22 @@ class Tokenizer:
             at = 0
             for found in self._control.finditer(text):
                 run.append(text[at : found.start()])
-                ids += self.encode("".join(run))
+                ids += self._encode_run(run, bool(ids))
                 ids.append(self._control_ids[found.group().strip()])
                 run, at = [], found.end()
             run.append(text[at:])
-        return ids + self.encode("".join(run))
+        return ids + self._encode_run(run, bool(ids))
+
+    def _encode_run(self, run: list[str], behind_control: bool) -> list[int]:
+        text = "".join(run)
+        if not text:
+            return []
+        inner = self._parts.inner if behind_control else None
+        return self._encode(inner or self._parts.plain, text)
 
     def holds_special(self, text: str) -> bool:
         """Whether a text contains the text of a control token."""
-        return any(control in text for control in self._control_ids)
+        return self._anywhere is not None and self._anywhere.search(text) is not None
 
     @property
     def control_texts(self) -> tuple[str, ...]:
@@ -109,12 +140,16 @@ class Tokenizer:
         return tuple(self._control_ids)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD, ids that no token has are skipped."""
-        known = [i for i in ids if 0 <= i < self.num_tokens]
-        if not self._parts.byte_level:
-            return str(self._parts.backend.decode(known, skip_special_tokens=skip_special))
-        kept = (i for i in known if not (skip_special and self.is_special(i)))
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+        """Text of ids; bytes that are no UTF-8 become U+FFFD, ids that no token has are skipped.
+
+        The space that encoding put before a text is dropped from its start. What follows other tokens keeps its
+        space: an answer is decoded token by token (`token_bytes`), so prompt and answer join to the whole text.
+        """
+        kept = (i for i in ids if not (skip_special and self.is_special(i)))
+        content = b"".join(map(self.token_bytes, kept))
+        if self._parts.drops_space:
+            content = content.removeprefix(b" ")
+        return content.decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; empty for ids that no token has."""
@@ -124,7 +159,7 @@ class Tokenizer:
         return known
 
     def _token_bytes(self, token: int) -> bytes:
-        if not 0 <= token < self.num_tokens:
+        if not 0 <= token < self.num_tokens or token in self._parts.unused_ids:
             return b""
         text = self._parts.backend.id_to_token(token)
         if text is None:
@@ -147,16 +182,53 @@ class Tokenizer:
         return str(self._parts.backend.to_str())
 
 
-def _control_pattern(parts: TokenizerParts) -> tuple[dict[str, int], re.Pattern[str] | None]:
-    """The control tokens by their text, and a pattern that finds them as the library does: leftmost, then longest."""
+def _control_patterns(
+    parts: TokenizerParts,
+) -> tuple[dict[str, int], re.Pattern[str] | None, re.Pattern[str] | None]:
+    """The control tokens by their text, a pattern that finds them as the library does (leftmost, then longest, with
+    the spaces that some of them eat), and one that finds their text alone."""
     added = parts.backend.get_added_tokens_decoder()
     control = {token.content: (i, token) for i, token in added.items() if token.special and token.content.strip()}
+    if not control:
+        return {}, None, None
+    ids = {text.strip(): i for text, (i, _) in control.items()}
+    anywhere = text_pattern(ids)
+    if not any(token.lstrip or token.rstrip or token.content not in ids for _, token in control.values()):
+        return ids, anywhere, anywhere
     branches = [
         (r"\s*" if token.lstrip else "") + re.escape(text) + (r"\s*" if token.rstrip else "")
         for text, (_, token) in sorted(control.items(), key=lambda item: -len(item[0]))
     ]
-    ids = {text.strip(): i for text, (i, _) in control.items()}
-    return ids, re.compile("|".join(branches)) if branches else None
+    return ids, re.compile("|".join(branches)), anywhere
+
+
+def text_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of the texts, the longest first; its time does not grow with their number."""
+    root: dict[str, Any] = {}
+    for text in texts:
+        node = root
+        for character in text:
+            node = node.setdefault(character, {})
+        if text:
+            node[""] = {}
+    return re.compile(_branches(root)) if root else None
+
+
+def _branches(node: dict[str, Any]) -> str:
+    """A tree of texts as an expression; texts that only differ at their end share all before it."""
+    ends = "" in node
+    branches = []
+    for first, below in node.items():
+        if not first:
+            continue
+        run = re.escape(first)
+        while len(below) == 1 and "" not in below:
+            ((character, below),) = below.items()
+            run += re.escape(character)
+        branches.append(run + (_branches(below) if set(below) != {""} else ""))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if ends else "")
 
 
 def _well_formed(text: str) -> str:
@@ -187,16 +259,19 @@ def _byte_level(text: str) -> bytes:
         return text.encode()
 
 
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
 def _sentence_piece(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
+    if (byte := _BYTE_PIECE.fullmatch(text)) is not None:
+        return bytes([int(byte[1], 16)])
     return text.replace("\u2581", " ").encode()
 
 
 def share_plain(backend: Backend, special_ids: frozenset[int]) -> Backend:
     """The second encoder: the first one's model and rules, without control tokens."""
-    added = backend.get_added_tokens_decoder()
-    if set(added) <= special_ids:
+    ordinary = {i: token for i, token in backend.get_added_tokens_decoder().items() if i not in special_ids}
+    if all(backend.model.token_to_id(token.content) == i for i, token in ordinary.items()):
         plain = Backend(backend.model)  # shares the vocabulary
         if backend.normalizer is not None:
             plain.normalizer = backend.normalizer
@@ -204,6 +279,7 @@ def share_plain(backend: Backend, special_ids: frozenset[int]) -> Backend:
             plain.pre_tokenizer = backend.pre_tokenizer
         if backend.decoder is not None:
             plain.decoder = backend.decoder
+        plain.add_tokens([ordinary[i] for i in sorted(ordinary)])
         return plain
     content = json.loads(backend.to_str())
     for token in content["added_tokens"]:

@@ -45,7 +45,7 @@ def read_parts(folder: Path) -> TokenizerParts:
         eos_ids=stops,
         bos_id=bos,
         add_bos=bos is not None and backend.encode("").ids[:1] == [bos],
-        chat_template=_chat_template(folder),
+        chat_templates={} if (template := _chat_template(folder)) is None else {"default": template},
         byte_level=_is_byte_level(facts.decoder),
         special_strings=strings,
     )

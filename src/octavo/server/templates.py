@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import child_environment
-from octavo.models.tokenizer import Tokenizer
+from octavo.models.tokenizer import Tokenizer, text_pattern
 
 Message = dict[str, Any]
 Segments = list[tuple[str, bool]]
@@ -64,7 +64,7 @@ class ChatTemplate:
     ) -> None:
         self._source = source
         self._special_strings = dict(special_strings or {})
-        self._controls = _pattern(control_texts)
+        self._controls = text_pattern(control_texts)
         self._limits = limits or TemplateLimits()
         self._lock = threading.Lock()
         self._worker: _Worker | None = _Worker(source, self._limits)
@@ -309,11 +309,6 @@ def _arguments(arguments: Any) -> Any:
 
 
 # --- control tokens in users' text ----------------------------------------------------------------
-
-
-def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
-    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 class _Guard:
