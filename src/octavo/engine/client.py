@@ -166,11 +166,12 @@ class AsyncEngineClient:
 
     # --- life ---------------------------------------------------------------------------------------
 
-    async def start(self, process: EngineProcess | None = None) -> Ready:
+    async def start(self, process: EngineProcess | None = None, config: EngineConfig | None = None) -> Ready:
         """Spawns the engine, or adopts a spawned one, and waits until it can take requests.
 
-        EngineFailed says why it cannot.
+        `config` is the one to use from now on, where it was not known whole before. EngineFailed says why it cannot.
         """
+        self._config = config or self._config
         return await self._adopt(process or EngineProcess.spawn(self._command, self._config))
 
     async def _adopt(self, process: EngineProcess) -> Ready:

@@ -192,12 +192,13 @@ def _small_routes(service: Service) -> list[Route]:
         return Response(msgspec.json.encode(value), status, headers, "application/json")
 
     async def health(request: Request) -> Response:
-        alive = service.client.alive()
+        alive = service.alive()
         return answer(request, {"status": "ok" if alive else "failed"}, 200 if alive else 503)
 
     async def ready(request: Request) -> Response:
         status = service.status()
-        return answer(request, {"status": status}, 200 if status == "ready" else 503)
+        body = {"status": status, "message": service.doing} if status == "starting" else {"status": status}
+        return answer(request, body, 200 if status == "ready" else 503)
 
     async def metrics(request: Request) -> Response:
         headers = {"x-request-id": request_id(request.scope).decode("ascii")}

@@ -1,8 +1,9 @@
 """Runs the server in this process.
 
-The port is bound first, so that a busy one is told before anything is fetched or loaded. Then the default model is
-fetched where none was named, and the engine is spawned, which loads while this process imports the HTTP side. The
-engine never outlives this process.
+The port is bound first, so that a busy one is told before anything is fetched or loaded. Where the model's files are on
+this machine, the engine is spawned at once, and loads while this process imports the HTTP side. Where they are not,
+the server comes first, and answers 503 with the progress while they are downloaded: no client hangs for the length of
+a download without a word. The engine never outlives this process.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import octavo
-from octavo.config import ConfigError, EngineConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
-from octavo.models.locate import locate_model
+from octavo.models.locate import cached_model, locate_model, with_files
 from octavo.models.spec import ModelError
+from octavo.models.store import Report, terminal_report
 from octavo.server import log
 
 logger = logging.getLogger(__name__)
@@ -41,11 +44,15 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
         log.configure(config.access_log)
         url = _url(config.host, listener.getsockname()[1])
         logger.info("Starting octavo %s; it will serve at %s", octavo.__version__, url)
-        engine = replace(engine, model=locate_model(engine.model))
-        process = EngineProcess.spawn(command, engine)
+        fetch = None
+        if (found := cached_model(engine.model.path)) is not None:
+            engine = replace(engine, model=with_files(engine.model, found))
+            process = EngineProcess.spawn(command, engine)
+        else:
+            fetch = partial(_fetch, engine.model)
         from octavo.server.runner import Runner
 
-        return Runner(engine, config, url, command, process).serve(listener)
+        return Runner(engine, config, url, command, process, fetch).serve(listener)
     except (ConfigError, ModelError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
@@ -53,6 +60,17 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
         if process is not None:
             process.kill()
         ignore_signals()
+
+
+def _fetch(model: ModelConfig, report: Report) -> ModelConfig:
+    """Tells the terminal too."""
+    show = terminal_report()
+
+    def both(what: str, fraction: float | None) -> None:
+        report(what, fraction)
+        show(what, fraction)
+
+    return locate_model(model, both)
 
 
 def ignore_signals() -> None:

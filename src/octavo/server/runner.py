@@ -26,7 +26,7 @@ from octavo.server.app import create_app
 from octavo.server.connection import Connection, connections
 from octavo.server.log import DescriptorWatch, on_terminal
 from octavo.server.run import SIGNALS, ignore_signals
-from octavo.server.service import Service
+from octavo.server.service import Fetch, Service
 from octavo.types import Progress, Ready
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,15 @@ class Runner:
     """One server and what it says on the terminal."""
 
     def __init__(
-        self, engine: EngineConfig, config: ServerConfig, url: str, command: Sequence[str], process: EngineProcess
+        self,
+        engine: EngineConfig,
+        config: ServerConfig,
+        url: str,
+        command: Sequence[str],
+        process: EngineProcess | None,
+        fetch: Fetch | None = None,
     ) -> None:
-        """process: the engine's first life, already loading."""
+        """process: the engine's first life, already loading. Without one, `fetch` gets its model first."""
         self.status = 0
         self._url = url
         self._said: str | None = None
@@ -51,6 +57,7 @@ class Runner:
             engine,
             config,
             process=process,
+            fetch=fetch,
             on_ready=self._ready,
             on_failure=self._failed,
             on_progress=self._progress,

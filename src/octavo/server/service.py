@@ -1,17 +1,20 @@
 """The state behind the routes: the engine's client, the model's text side, and whether requests are taken.
 
-Life: starting (the engine loads) -> ready -> draining (no new requests, open ones finish) -> closed. A start that
-fails sets `failure`, one sentence for the user.
+Life: starting (the model is downloaded if need be, the engine loads) -> ready -> draining (no new requests, open ones
+finish) -> closed. A start that fails is told in one sentence for the user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig, ModelConfig, ServerConfig
 from octavo.engine.client import AsyncEngineClient, EngineFailed
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.spec import ModelError
@@ -25,6 +28,9 @@ from octavo.server.text import ModelText, load_text
 from octavo.types import Progress, Ready
 
 logger = logging.getLogger(__name__)
+
+Fetch = Callable[[Callable[[str, float | None], None]], ModelConfig]
+"""Gets the model's files, and gives them in place of its name. Told what to report to."""
 
 STOPPING = "The server is shutting down; send the request again in a moment."
 
@@ -41,15 +47,19 @@ class Service:
         on_progress: Callable[[Progress], None] | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         process: EngineProcess | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
-        """process: an engine that was spawned with `engine`; without one, `start` spawns it."""
+        """process: an engine that was spawned with `engine`; without one, `start` spawns it.
+
+        fetch: what gets the model's files first, where they are not here yet; it may take hours.
+        """
         self.engine = engine
         self.config = config
         self.metrics = Metrics()
         self.stalled = StalledSends()
         self.client = AsyncEngineClient(
             engine,
-            on_progress=on_progress,
+            on_progress=self._progress,
             on_step=self.metrics.step,
             on_restart=self.metrics.restarted,
             command=command,
@@ -59,7 +69,11 @@ class Service:
         self.model_name = ""
         self.started_at = 0
         self.draining = False
+        self.doing = ""
+        """What a start does now, with how much of it is done."""
+        self._fetch = fetch
         self._process = process
+        self._on_progress = on_progress
         self._on_ready = on_ready
         self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
@@ -72,9 +86,18 @@ class Service:
         self._tasks.append(asyncio.create_task(self.stalled.run()))
 
     async def _load(self) -> None:
+        if self._fetch is not None:
+            try:
+                model = await _in_thread(partial(self._fetch, self._fetching))
+            except (ModelError, OSError) as error:
+                if self._on_failure is not None:
+                    self._on_failure(str(error))
+                return
+            self.engine = replace(self.engine, model=model)
+            self.doing = ""
         text = asyncio.create_task(asyncio.to_thread(self._load_text))
         try:
-            ready = await self.client.start(self._process)
+            ready = await self.client.start(self._process, self.engine)
             self.text = await text
         except (EngineFailed, ModelError, OSError) as error:
             text.cancel()
@@ -87,6 +110,14 @@ class Service:
         self.maker = JobMaker(self.text, limits, ready.info.name, self.config, self.client.new_id)
         if self._on_ready is not None:
             self._on_ready(ready)
+
+    def _progress(self, progress: Progress) -> None:
+        self._fetching(progress.what, progress.fraction)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _fetching(self, what: str, fraction: float | None) -> None:
+        self.doing = what if fraction is None else f"{what}: {int(100 * fraction)} %"
 
     def _load_text(self) -> ModelText:
         text = load_text(load_tokenizer(self.engine.model.path))
@@ -108,6 +139,10 @@ class Service:
             await asyncio.to_thread(self.text.close)
 
     # --- state --------------------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """The engine lives, or is about to."""
+        return self.client.alive() or (self.client.failure is None and self.maker is None)
 
     def status(self) -> str:
         """ready, or why not."""
@@ -133,7 +168,7 @@ class Service:
             assert self.maker is not None
             return self.maker
         reasons = {
-            "starting": "The model is loading; try again in a moment.",
+            "starting": f"The model is not ready yet ({self.doing or 'loading'}); try again in a moment.",
             "restarting": "The engine is being started again; try again in a moment.",
             "draining": STOPPING,
             "full": "Too many requests are waiting; try again in a moment.",
@@ -145,3 +180,29 @@ class Service:
         """The queue holds all of a job or nothing of it."""
         if len(job.requests) > self._room():
             raise ApiError("Too many requests are waiting; try again in a moment.", status=503, code="full")
+
+
+async def _in_thread(work: Callable[[], ModelConfig]) -> ModelConfig:
+    """Runs what may take hours in a thread that the process does not wait for when it ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[ModelConfig] = loop.create_future()
+
+    def settle(result: ModelConfig | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if result is not None:
+            future.set_result(result)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        outcome: tuple[ModelConfig | None, BaseException | None]
+        try:
+            outcome = work(), None
+        except BaseException as error:
+            outcome = None, error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="octavo-fetch", daemon=True).start()
+    return await future
