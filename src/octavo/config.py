@@ -16,6 +16,7 @@ TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
 MAX_BLOCK = 65536
 """Tokens of the largest block."""
+MAX_POOL_TOKENS = 1 << 40
 EMULATED_ISAS = ("amx-emulated",)
 """Instruction sets for tests: never offered."""
 
@@ -122,13 +123,67 @@ class ServerConfig:
     """Prompts in one completions body."""
 
 
+def most_live(window: int, lead: int, block_size: int) -> int:
+    """Blocks that a request holds at once at most where layers see `window` positions.
+
+    lead: positions of one request that may be submitted and not yet retired.
+    """
+    return -(-(window + lead) // block_size) + 1
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What a token of context costs, and in which layers it is forgotten."""
+
+    full_bytes: int
+    """Bytes a token over all layers that see the whole context."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """(window, bytes a token) of each group of layers that see the last `window` positions."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Over all layers: what a text costs that is shorter than the windows."""
+        return self.full_bytes + sum(size for _, size in self.windows)
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """How a pool of so many tokens is divided: window groups never need more than their requests can hold."""
+
+    shape: KVShape
+    scheduler: SchedulerConfig
+    block_size: int
+
+    def blocks(self, tokens: int, window: int | None) -> int:
+        """Blocks of one group."""
+        blocks = tokens // self.block_size
+        if window is None:
+            return blocks
+        # Two steps of lead: an executor may keep a second one in flight.
+        live = most_live(window, 2 * self.scheduler.max_num_batched_tokens, self.block_size)
+        return min(blocks, self.scheduler.max_num_seqs * live)
+
+    def bytes(self, tokens: int) -> int:
+        """Bytes of all groups."""
+        windows = [self.blocks(tokens, window) * self.block_size * size for window, size in self.shape.windows]
+        return tokens * self.shape.full_bytes + sum(windows)
+
+    def tokens(self, size: int) -> int:
+        """The most tokens whose pool takes at most `size` bytes, up to MAX_POOL_TOKENS."""
+        low, high = 0, MAX_POOL_TOKENS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes(middle) <= size else (low, middle - 1)
+        return low
+
+
 @dataclass(frozen=True)
 class Facts:
     """What `resolve()` needs to know of the model and the machine."""
 
     max_context: int
     """Context the model was made for, tokens."""
-    kv_bytes_per_token: int
+    kv: KVShape
     weights_bytes: int
     """Packed weights."""
     row_bytes: int
@@ -191,14 +246,15 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     tokens = blocks * block
     length = _fit_length(config.model, length, tokens)
     scheduler = _resolve_scheduler(scheduler, length)
-    kv = replace(config.kv, size_bytes=tokens * facts.kv_bytes_per_token, size_tokens=tokens, block_size=block)
+    size = PoolSizes(facts.kv, scheduler, block).bytes(tokens)
+    kv = replace(config.kv, size_bytes=size, size_tokens=tokens, block_size=block)
     resolved = replace(
         config, model=replace(config.model, max_model_len=length), kv=kv, scheduler=scheduler, execution=execution
     )
-    used = facts.weights_bytes + tokens * facts.kv_bytes_per_token + workspace
+    used = facts.weights_bytes + size + workspace
     budget = Budget(
         weights=facts.weights_bytes,
-        kv=tokens * facts.kv_bytes_per_token,
+        kv=size,
         workspace=workspace,
         free=max(0, facts.available_bytes - used),
         kv_tokens=tokens,
@@ -279,17 +335,17 @@ def _requested_length(model: ModelConfig, facts: Facts) -> int:
 def _pool_tokens(config: EngineConfig, facts: Facts, workspace: int, length: int) -> int:
     """Tokens the pool holds: what was asked for, else what memory allows and the running requests can use."""
     spare = facts.available_bytes - facts.weights_bytes - workspace
-    per_token = facts.kv_bytes_per_token
+    pool = PoolSizes(facts.kv, config.scheduler, config.kv.block_size if config.kv.paged else TILE)
     if config.kv.size_tokens is not None:
         wanted = config.kv.size_tokens
         flag, unit = f"--kv-tokens {wanted}", "--kv-tokens"
     elif config.kv.size_bytes is not None:
-        wanted = config.kv.size_bytes // per_token
+        wanted = pool.tokens(config.kv.size_bytes)
         flag, unit = f"--kv-memory {_size(config.kv.size_bytes)}", "--kv-tokens"
     else:
         # A quarter of what is free (the machine is not ours alone), and never more than all running requests could use.
         useful = config.scheduler.max_num_seqs * _round_up(length, config.kv.block_size)
-        wanted = min(max(0, spare) // 4 // per_token, useful)
+        wanted = min(pool.tokens(max(0, spare) // 4), useful)
         if wanted < TILE:
             raise ConfigError(
                 f"no memory is left for a KV pool: {_size(max(0, facts.available_bytes))} are available and the "
@@ -299,10 +355,10 @@ def _pool_tokens(config: EngineConfig, facts: Facts, workspace: int, length: int
         return wanted
     if wanted < TILE:
         raise ConfigError(f"{flag} is too small for one block of {TILE} tokens; {unit} {TILE * 8} would work")
-    if wanted * per_token > max(0, spare):
-        fits = max(0, spare) // per_token // TILE * TILE
+    if pool.bytes(wanted) > max(0, spare):
+        fits = pool.tokens(max(0, spare)) // TILE * TILE
         raise ConfigError(
-            f"{flag} needs {_size(wanted * per_token)} and {_size(max(0, spare))} are free; "
+            f"{flag} needs {_size(pool.bytes(wanted))} and {_size(max(0, spare))} are free; "
             f"{unit} {fits // 2} would work"
         )
     return wanted

@@ -220,6 +220,10 @@ EngineMessage = StepOutput | Ready | Progress | Fatal
 # --- scheduler <-> executor ---------------------------------------------------------------------
 
 
+LEFT_BLOCK = -1
+"""In `NewSlot.cached_blocks`: a block of a window group that no position to come sees."""
+
+
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker must know of a request that enters (or re-enters) a slot."""
 
@@ -232,7 +236,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     choice: int
     cached_blocks: tuple[tuple[int, ...], ...]
-    """Blocks already filled (prefix hits), one tuple a group: the head of the block table."""
+    """Blocks already filled (prefix hits), one tuple a group: the head of the block table, or LEFT_BLOCK."""
 
 
 class SeqWork(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from octavo.config import EngineConfig, KVConfig, KVShape, ModelConfig, PoolSizes, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.kvcache.manager import block_tokens
 from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
@@ -20,6 +20,7 @@ class Rig:
         max_model_len: int = 512,
         depth: int = 1,
         groups: int = 1,
+        windows: tuple[int, ...] = (),
         block_size: int = 32,
         paged: bool = True,
         prefix_cache: bool = True,
@@ -33,11 +34,14 @@ class Rig:
             validate_kv=True,
         )
         size = block_tokens(kv, max_model_len)
-        blocks = (max(1, pool_tokens // size),) * groups
+        sizes = PoolSizes(KVShape(0), config.scheduler, size)
+        tokens = max(size, pool_tokens)
+        blocks = tuple(sizes.blocks(tokens, window) for window in (*(None,) * groups, *windows))
         self.config = config
-        self.limit = min(max_model_len, blocks[0] * size)
-        self.ledger = Ledger(ledger_info(groups=groups), blocks, size, config.scheduler.max_num_seqs)
+        info = ledger_info(groups=groups, windows=windows)
+        self.ledger = Ledger(info, blocks, size, config.scheduler.max_num_seqs)
         self.core = EngineCore(config, self.ledger, depth)
+        self.limit = min(max_model_len, self.core.kv.capacity_tokens)
         self.requests: dict[int, NewRequest] = {}
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, TokenDelta] = {}
@@ -98,7 +102,7 @@ class Rig:
         self.core.validate()
         for group in self.core.kv.groups:
             assert group.pool.used == 0
-            assert group.pool.available == group.pool.total
+            assert group.pool.available == group.pool.total and group.owed == 0
         assert not self.core.kv.has_parked
 
     def _poison(self) -> None:

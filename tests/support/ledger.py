@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from octavo.types import (
+    LEFT_BLOCK,
     FinishReason,
     KVGroupSpec,
     ModelInfo,
@@ -32,9 +33,11 @@ EOS = (2,)
 _EMPTY = -1
 
 
-def ledger_info(max_context: int = 8192, groups: int = 1) -> ModelInfo:
-    """A model of nothing but pages."""
+def ledger_info(max_context: int = 8192, groups: int = 1, windows: tuple[int, ...] = ()) -> ModelInfo:
+    """A model of nothing but pages: `groups` full groups, then one for each window."""
     specs = [KVGroupSpec(name=f"g{i}", kind="full", layers=(i,), bytes_per_token=8) for i in range(groups)]
+    for i, window in enumerate(windows, groups):
+        specs.append(KVGroupSpec(name=f"g{i}", kind="window", layers=(i,), bytes_per_token=8, window=window))
     return ModelInfo(
         name="ledger",
         architecture="ledger",
@@ -152,7 +155,7 @@ class Ledger:
                 self._complain(f"slot {new.slot} is taken or does not exist")
             self._slots[new.slot] = _Slot(new, list(new.tokens), [list(blocks) for blocks in new.cached_blocks], 0)
             for group, blocks in enumerate(new.cached_blocks):
-                self._sealed[group].update(blocks)
+                self._sealed[group].update(block for block in blocks if block != LEFT_BLOCK)
         if len({work.slot for work in plan.work}) != len(plan.work):
             self._complain("a slot has two works in one step")
         # All rows are stored before any is read, as in a batched forward pass.
@@ -183,18 +186,31 @@ class Ledger:
         end = work.start + work.count
         expected = _read_directly(slot.tokens[:end])
         read = expected
-        for group, table in enumerate(slot.tables):
-            pages = self._pages[group]
-            read = b"".join([pages[block].tobytes() for block in table[: -(-end // self.block_size)]])[: end * 8]
-            if read != expected:
+        for group in range(len(slot.tables)):
+            read = self._seen(slot, group, work.start, end)
+            if read != expected[-len(read) :]:
                 self._complain(f"request {slot.new.request_id} reads wrong pages below position {end}")
                 break
+        else:
+            read = expected
         if not work.sample:
             return SeqOutput()
         token = _draw(read, slot.new, len(slot.tokens) - slot.new.num_prompt)
         slot.tokens.append(token)
         logprobs = None if slot.new.params.logprobs is None else (ledger_logprobs(token),)
         return SeqOutput((token,), logprobs)
+
+
+    def _seen(self, slot: _Slot, group: int, start: int, end: int) -> bytes:
+        """What the rows of positions [start, end) see, through the table."""
+        window = self.info.kv_groups[group].window
+        first = 0 if window is None else max(0, start - window + 1)
+        table = slot.tables[group][first // self.block_size : -(-end // self.block_size)]
+        if LEFT_BLOCK in table:
+            self._complain(f"request {slot.new.request_id} lacks a block that position {start} sees")
+            return b"-"
+        read = b"".join([self._pages[group][block].tobytes() for block in table])
+        return read[first % self.block_size * 8 :][: (end - first) * 8]
 
 
 @dataclass

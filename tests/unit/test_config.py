@@ -15,6 +15,7 @@ from octavo.config import (
     ExecutionConfig,
     Facts,
     KVConfig,
+    KVShape,
     ModelConfig,
     SchedulerConfig,
     explain,
@@ -23,7 +24,7 @@ from octavo.config import (
 
 FACTS = Facts(
     max_context=8192,
-    kv_bytes_per_token=23040,
+    kv=KVShape(23040),
     weights_bytes=100 << 20,
     row_bytes=40_000,
     vocab=49152,

@@ -42,7 +42,9 @@ class EngineCore:
         length = config.model.max_model_len
         assert length is not None, "the engine takes a resolved configuration"
         assert depth >= 1
-        self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length)
+        most = config.scheduler.max_num_batched_tokens if config.scheduler.chunked_prefill else length
+        lead = depth * max(most, config.scheduler.max_num_batched_tokens)
+        self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length, lead)
         self.scheduler = Scheduler(config.scheduler, self.kv)
         self._config = config
         self._executor = executor
@@ -124,7 +126,7 @@ class EngineCore:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_blocks_total=sum(group.pool.total for group in groups),
-            kv_blocks_free=sum(group.pool.available for group in groups),
+            kv_blocks_free=sum(group.available for group in groups),
             kv_blocks_cached=sum(len(group.cache) for group in groups),
             steps=counters.steps,
             prompt_tokens=counters.prompt,

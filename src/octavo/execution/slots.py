@@ -107,7 +107,8 @@ class Slots:
 
     def _extend(self, index: int, slot: Slot, group: int, blocks: tuple[int, ...]) -> None:
         used = slot.used[group]
-        self.tables[group][index, used : used + len(blocks)] = blocks
+        # What a window has left behind is never read; any block may stand for it.
+        self.tables[group][index, used : used + len(blocks)] = [max(block, 0) for block in blocks]
         slot.used[group] = used + len(blocks)
 
     def _set_up(self, slot: Slot, new: NewSlot) -> None:

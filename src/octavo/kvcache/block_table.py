@@ -1,45 +1,70 @@
 """Block tables: which blocks hold a request's positions, in order.
 
 A request has one `SequenceKV` for its whole life. It owns one `BlockTable` a group, and the chain of keys of its
-full blocks. The tables are filled by `KVManager.reserve`, emptied by `KVManager.release` (at the end or on
-preemption), and may be filled again; the key chain stays. Nothing here can be switched off.
+full blocks. Blocks are promised by `KVManager.reserve`, put into the tables by `KVManager.advance`, left behind in
+window groups by `KVManager.slide`, and given back by `KVManager.release` (at the end or on preemption); the tables may
+be filled again; the key chain stays. Nothing here can be switched off.
 """
 
 from __future__ import annotations
 
 from octavo.kvcache.keys import KeyChain, KeyContext
 from octavo.kvcache.prefix_cache import Parent
+from octavo.types import LEFT_BLOCK
 
 
 class BlockTable:
     """One group's blocks of one request, in order of position."""
 
-    __slots__ = ("blocks", "tail")
+    __slots__ = ("blocks", "left", "tail")
 
     def __init__(self, context: KeyContext) -> None:
+        self.clear(context)
+
+    def clear(self, context: KeyContext) -> None:
+        """Nothing is held."""
         self.blocks: list[int] = []
+        """The blocks that are held; the first is block `left` of the request."""
+        self.left = 0
+        """Blocks left behind: no later position sees them."""
         self.tail: Parent | None = context
         """Cache entry of the last published block: the parent of the next. None: nothing more is published."""
+
+    def block(self, index: int) -> int:
+        """Block `index` of the request, which is not left behind."""
+        assert index >= self.left
+        return self.blocks[index - self.left]
+
+    def leave(self, count: int) -> list[int]:
+        """Leaves the first `count` held blocks behind and returns them."""
+        gone = self.blocks[:count]
+        assert len(gone) == count, "a block is left before it was handed out"
+        del self.blocks[:count]
+        self.left += count
+        return gone
+
+    def head(self, count: int) -> tuple[int, ...]:
+        """The first `count` blocks, with LEFT_BLOCK for those left behind."""
+        return (LEFT_BLOCK,) * min(self.left, count) + tuple(self.blocks[: max(0, count - self.left)])
 
 
 class SequenceKV:
     """One request's pages. Only `KVManager` writes here, except `last_step`."""
 
-    __slots__ = ("capacity", "chain", "last_step", "matched", "published", "tables")
+    __slots__ = ("capacity", "chain", "handed", "last_step", "matched", "num_blocks", "published", "tables")
 
     def __init__(self, context: KeyContext, groups: int) -> None:
         self.chain = KeyChain(context)
         self.tables = [BlockTable(context) for _ in range(groups)]
+        self.num_blocks = 0
+        """Blocks of positions that are promised, in every group."""
         self.capacity = 0
-        """Positions that have a block."""
+        """Positions in them."""
+        self.handed = 0
+        """Blocks of positions that the tables have had."""
         self.matched = 0
         """Positions that the prefix cache filled when the tables were last opened."""
         self.published = 0
         """Full blocks already offered to the prefix cache, or taken from it."""
         self.last_step = -1
         """Newest step that may touch the blocks; written by the scheduler when it plans work."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in each table."""
-        return len(self.tables[0].blocks)

@@ -1,14 +1,16 @@
 """The KV manager: the only door to pages. Who may use which block, and when it is free again.
 
-    reserve  -- blocks for a request's positions; an empty request takes matching cached blocks first, pinned at once
+    reserve  -- promises blocks for a request's positions; an empty request takes matching cached blocks first, pinned
+    advance  -- hands out promised blocks, as far as a step that is about to be submitted reaches
     commit   -- publishes the full blocks of a retired step to the prefix cache
+    slide    -- in window groups, leaves the blocks that no later position sees
     release  -- the request leaves its blocks; they are parked under the newest step that may still touch them
     retire   -- a step is over: blocks parked under it lose that reader
     validate -- recomputes every count from scratch
 
-A group is a set of layers that share one block table; each has its own pool and prefix cache, all tables of a
-request grow together, and a prefix counts as cached only where every group has it. (A window group keeps all its
-blocks: correct, and no smaller than a full one.)
+A group is a set of layers that share one block table; each has its own pool and prefix cache (group.py). A promise
+is kept: blocks that were reserved can always be had, so no step fails half-way. A prefix counts as cached only where
+every group holds what the next position sees of it.
 
 Off: `kv.prefix_cache` (see prefix_cache.py), and `kv.paged`: one block of `max_model_len` tokens a request.
 """
@@ -16,51 +18,30 @@ Off: `kv.prefix_cache` (see prefix_cache.py), and `kv.paged`: one block of `max_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from octavo.config import KVConfig
-from octavo.kvcache.block_pool import BlockPool
+from octavo.config import KVConfig, most_live
 from octavo.kvcache.block_table import SequenceKV
+from octavo.kvcache.group import Group, Window
 from octavo.kvcache.keys import KeyContext
-from octavo.kvcache.prefix_cache import PrefixCache, make_prefix_cache
-from octavo.types import ModelInfo
+from octavo.types import KVGroupSpec, ModelInfo
 
 NewBlocks = tuple[tuple[int, ...], ...]
 """Blocks appended to a request's tables, one tuple a group."""
-
-
-class Group:
-    """One group's pool and cache."""
-
-    __slots__ = ("cache", "pool")
-
-    def __init__(self, total: int, prefix_cache: bool) -> None:
-        self.pool = BlockPool(total)
-        self.cache: PrefixCache = make_prefix_cache(prefix_cache, self.pool)
-
-    def take(self, count: int) -> tuple[int, ...]:
-        """`count` new blocks; the caller has checked that so many are available."""
-        pool = self.pool
-        while pool.free < count:
-            self.cache.evict()
-        return tuple([pool.allocate() for _ in range(count)])
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """One reader less for each; from the end, so that children go idle before their parents."""
-        for block in reversed(blocks):
-            self.pool.release(block)
-            self.cache.released(block)
+Growth = Mapping[SequenceKV, int]
+"""Tokens that requests may come to hold."""
 
 
 class KVManager:
     """Pages of all requests. `sequence` makes a request's handle; the rest takes it."""
 
-    def __init__(self, num_blocks: tuple[int, ...], block_size: int, prefix_cache: bool, identity: KeyContext) -> None:
-        assert num_blocks, "there is at least one group"
+    def __init__(self, groups: Sequence[Group], block_size: int, identity: KeyContext) -> None:
+        assert groups, "there is at least one group"
         assert identity.block_size == block_size
         self.block_size = block_size
-        self.groups = [Group(total, prefix_cache) for total in num_blocks]
-        self.no_blocks: NewBlocks = ((),) * len(num_blocks)
+        self.groups = list(groups)
+        self.no_blocks: NewBlocks = ((),) * len(groups)
+        self._windows = [(number, group) for number, group in enumerate(self.groups) if group.window is not None]
         self._identity = identity
         self._open: dict[int, SequenceKV] = {}
         self._parked: dict[int, list[list[list[int]]]] = {}
@@ -68,13 +49,13 @@ class KVManager:
 
     @property
     def available(self) -> int:
-        """Blocks that every group could hand out now."""
-        return min(group.pool.available for group in self.groups)
+        """Blocks that every group could promise now."""
+        return min(group.available for group in self.groups)
 
     @property
     def capacity_tokens(self) -> int:
-        """Positions that the smallest pool holds."""
-        return min(group.pool.total for group in self.groups) * self.block_size
+        """Positions that one request alone can have."""
+        return min(group.capacity_blocks for group in self.groups) * self.block_size
 
     @property
     def has_parked(self) -> bool:
@@ -90,26 +71,39 @@ class KVManager:
         context = KeyContext(own.weights_id, own.numerics_id, own.block_size, adapter, tenant, salt)
         return SequenceKV(context, len(self.groups))
 
-    def reserve(self, seq: SequenceKV, tokens: Sequence[int], upto: int, spare: int = 0) -> NewBlocks | None:
-        """Blocks for the positions [0, upto), while `spare` further blocks stay available.
+    def reserve(self, seq: SequenceKV, tokens: Sequence[int], upto: int, growth: Growth | None = None) -> bool:
+        """Promises blocks for the positions [0, upto), while all in `growth` could still be promised theirs.
 
-        Returns what was appended after the matched blocks, or None, and then nothing has changed.
+        False: there is no room, and nothing has changed.
         """
         opened = not seq.num_blocks
         if opened:
             self._match(seq, tokens)
-        count = self.blocks_for(upto) - seq.num_blocks
-        if count <= 0:
-            return self.no_blocks
-        if count + spare > self.available:
+        want = max(self.blocks_for(upto), seq.num_blocks)
+        if want == seq.num_blocks and not growth and not opened:
+            return True
+        if not self._fits(seq, want, growth):
             if opened:
                 self._empty(seq)
-            return None
+            return False
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            group.promise(group.claim(want - table.left) - group.claim(seq.num_blocks - table.left))
+        seq.num_blocks = want
+        seq.capacity = want * self.block_size
+        self._open[id(seq)] = seq
+        return True
+
+    def advance(self, seq: SequenceKV, upto: int) -> NewBlocks:
+        """Hands out promised blocks for the positions below `upto`: what each table gained."""
+        want = self.blocks_for(upto)
+        count = want - seq.handed
+        if count <= 0:
+            return self.no_blocks
+        assert want <= seq.num_blocks, "positions were never reserved"
         new = tuple([group.take(count) for group in self.groups])
         for table, blocks in zip(seq.tables, new, strict=True):
             table.blocks.extend(blocks)
-        seq.capacity += count * self.block_size
-        self._open[id(seq)] = seq
+        seq.handed = want
         return new
 
     def commit(self, seq: SequenceKV, tokens: Sequence[int], upto: int) -> None:
@@ -120,16 +114,30 @@ class KVManager:
                 if table.tail is not None:
                     content = tokens[index * size : (index + 1) * size]
                     key = seq.chain.key(index, tokens)
-                    table.tail = group.cache.commit(table.tail, key, content, table.blocks[index])
+                    table.tail = group.cache.commit(table.tail, key, content, table.block(index))
             seq.published = index + 1
+
+    def slide(self, seq: SequenceKV, computed: int) -> None:
+        """The positions below `computed` are computed: window groups leave the blocks that no later one sees."""
+        for number, group in self._windows:
+            table = seq.tables[number]
+            count = group.hidden(computed, self.block_size) - table.left
+            if count > 0:
+                claim = group.claim(seq.num_blocks - table.left)
+                group.release(table.leave(count))
+                group.promise(group.claim(seq.num_blocks - table.left) - claim + count)
 
     def release(self, seq: SequenceKV) -> None:
         """The request leaves all its blocks; harmless when it has none."""
-        if seq.num_blocks and seq.last_step > self._retired:
-            self._parked.setdefault(seq.last_step, []).append([table.blocks for table in seq.tables])
-            for table in seq.tables:
-                table.blocks = []
-        self._empty(seq)
+        if not seq.num_blocks:
+            return
+        blocks = [table.blocks for table in seq.tables]
+        self._forget_promises(seq)
+        if seq.last_step > self._retired:
+            self._parked.setdefault(seq.last_step, []).append(blocks)
+        else:
+            self._release(blocks)
+        self._reset(seq)
 
     def retire(self, step_id: int) -> None:
         """Step `step_id` and all before it no longer touch any block."""
@@ -139,43 +147,95 @@ class KVManager:
             return
         for step in [step for step in self._parked if step <= step_id]:
             for tables in self._parked.pop(step):
-                for group, blocks in zip(self.groups, tables, strict=True):
-                    group.release(blocks)
+                self._release(tables)
 
     def validate(self) -> None:
-        """Asserts that pools, caches, tables and parked blocks agree."""
+        """Asserts that pools, caches, tables, promises and parked blocks agree."""
         for number, group in enumerate(self.groups):
             readers: Counter[int] = Counter()
+            owed = 0
             for seq in self._open.values():
+                table = seq.tables[number]
                 assert seq.capacity == seq.num_blocks * self.block_size
-                readers.update(seq.tables[number].blocks)
-                assert len(set(seq.tables[number].blocks)) == seq.num_blocks, "a block stands twice in one table"
+                assert table.left + len(table.blocks) == seq.handed <= seq.num_blocks
+                assert len(set(table.blocks)) == len(table.blocks), "a block stands twice in one table"
+                readers.update(table.blocks)
+                owed += group.claim(seq.num_blocks - table.left) - len(table.blocks)
             for parked in self._parked.values():
                 for tables in parked:
                     readers.update(tables[number])
+            assert group.owed == owed and group.available >= 0, f"{group.owed} blocks are promised, tables say {owed}"
             group.pool.validate(readers, group.cache.held())
 
+    def _fits(self, seq: SequenceKV, want: int, growth: Growth | None) -> bool:
+        """Whether every group could keep the promise of `want` blocks, and what `growth` may ask for besides."""
+        wants = {seq: want}
+        for other, grown in (growth or {}).items():
+            wants[other] = max(wants.get(other, other.num_blocks), self.blocks_for(grown))
+        for number, group in enumerate(self.groups):
+            need = 0
+            for other, blocks in wants.items():
+                left = other.tables[number].left
+                need += group.claim(blocks - left) - group.claim(other.num_blocks - left)
+            if need > group.available:
+                return False
+        return True
+
     def _match(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
-        """Finds the cached beginning of `tokens` in every group and pins it."""
-        runs = [group.cache.match(seq.chain, tokens) for group in self.groups]
-        count = min(len(run) for run in runs)
+        """Finds the longest cached beginning of `tokens` that every group can go on from, and pins it."""
+        found = [group.cache.match(seq.chain, tokens) for group in self.groups]
+        count = longest_start(found, [group.window for group in self.groups], self.block_size)
         if not count:
             return
-        for group, table, run in zip(self.groups, seq.tables, runs, strict=True):
-            group.cache.pin(run[:count])
-            table.blocks = [entry.block for entry in run[:count]]
-            table.tail = run[count - 1]
+        for group, table, entries in zip(self.groups, seq.tables, found, strict=True):
+            table.left = first_seen(count, group.window, self.block_size)
+            run = [entry for entry in entries[table.left : count] if entry is not None]
+            group.cache.pin(run)
+            table.blocks = [entry.block for entry in run]
+            table.tail = run[-1]
         seq.matched = seq.capacity = count * self.block_size
-        seq.published = count
+        seq.published = seq.handed = seq.num_blocks = count
         self._open[id(seq)] = seq
 
     def _empty(self, seq: SequenceKV) -> None:
+        """Undoes `_match`."""
+        if seq.num_blocks:
+            self._release([table.blocks for table in seq.tables])
+            self._reset(seq)
+
+    def _release(self, tables: Sequence[Sequence[int]]) -> None:
+        for group, blocks in zip(self.groups, tables, strict=True):
+            group.release(blocks)
+
+    def _forget_promises(self, seq: SequenceKV) -> None:
         for group, table in zip(self.groups, seq.tables, strict=True):
-            group.release(table.blocks)
-            table.blocks = []
-            table.tail = seq.chain.context
-        seq.capacity = seq.matched = seq.published = 0
-        self._open.pop(id(seq), None)
+            group.promise(len(table.blocks) - group.claim(seq.num_blocks - table.left))
+
+    def _reset(self, seq: SequenceKV) -> None:
+        for table in seq.tables:
+            table.clear(seq.chain.context)
+        seq.capacity = seq.matched = seq.published = seq.handed = seq.num_blocks = 0
+        del self._open[id(seq)]
+
+
+def first_seen(blocks: int, window: int | None, block_size: int) -> int:
+    """The first block that is needed to go on after `blocks` cached ones (their last position may be computed anew)."""
+    return 0 if window is None else max(0, (blocks * block_size - window) // block_size)
+
+
+def longest_start(found: Sequence[Sequence[object]], windows: Sequence[int | None], block_size: int) -> int:
+    """The most blocks to start from: each group holds all that is needed of them. None stands for a missing block."""
+    best = 0
+    runs = [0] * len(found)
+    for index in range(min(len(entries) for entries in found)):
+        for number, entries in enumerate(found):
+            runs[number] = 0 if entries[index] is None else runs[number] + 1
+        count = index + 1
+        if all(
+            run >= count - first_seen(count, window, block_size) for run, window in zip(runs, windows, strict=True)
+        ):
+            best = count
+    return best
 
 
 def block_tokens(config: KVConfig, max_model_len: int) -> int:
@@ -185,8 +245,21 @@ def block_tokens(config: KVConfig, max_model_len: int) -> int:
     return -(-max_model_len // 32) * 32
 
 
-def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_model_len: int) -> KVManager:
-    """The manager that the configuration asks for, over the executor's pools."""
+def _window(spec: KVGroupSpec, lead: int, block_size: int) -> Window | None:
+    return None if spec.window is None else Window(spec.window, most_live(spec.window, lead, block_size))
+
+
+def make_kv(
+    config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_model_len: int, lead: int
+) -> KVManager:
+    """The manager that the configuration asks for, over the executor's pools.
+
+    lead: positions of one request that may be submitted and not yet retired.
+    """
     size = block_tokens(config, max_model_len)
     identity = KeyContext(info.weights_id, info.numerics_id, size)
-    return KVManager(num_blocks, size, config.prefix_cache, identity)
+    groups = [
+        Group(total, config.prefix_cache, _window(spec, lead, size))
+        for total, spec in zip(num_blocks, info.kv_groups, strict=True)
+    ]
+    return KVManager(groups, size, identity)

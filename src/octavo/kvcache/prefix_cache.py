@@ -11,6 +11,9 @@ A block may be computed twice, by two requests at the same time. The second keep
 below the first one's entry. So an entry in use can stand below an idle one; when only such entries are left,
 evicting the idle one takes its subtree out of the cache (blocks in use go on as private ones).
 
+A window group's entries stand alone (`WindowPrefixCache`), for what lies behind the window goes first and is not
+needed again: the least recently used is evicted, and a prefix counts where its last window is there.
+
 Off: `kv.prefix_cache = False` makes a `NoPrefixCache`, which never holds a block.
 """
 
@@ -38,17 +41,33 @@ class Entry:
         self.alive = True
 
 
-Parent = Entry | KeyContext
+class WindowEntry:
+    """One cached block of a window group. It stands alone: its parents may be gone."""
+
+    __slots__ = ("above", "block", "key", "packed")
+
+    def __init__(self, key: bytes, block: int, packed: bytes, above: bytes) -> None:
+        self.key = key
+        self.block = block
+        self.packed = packed
+        self.above = above
+
+
+AnyEntry = Entry | WindowEntry
+Parent = AnyEntry | KeyContext
 
 
 class PrefixCache(Protocol):
     """What the manager needs of a prefix cache."""
 
-    def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
-        """The longest run of cached blocks that begins `tokens`. The caller pins it before anything else."""
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
+        """The cached blocks of `tokens`, from the first; None for one that is missing while later ones are there.
+
+        The caller pins what it takes before anything else.
+        """
         ...
 
-    def pin(self, entries: Sequence[Entry]) -> None:
+    def pin(self, entries: Sequence[AnyEntry]) -> None:
         """One reader more for each block."""
         ...
 
@@ -74,10 +93,10 @@ class PrefixCache(Protocol):
 class NoPrefixCache:
     """The null twin: nothing is found, nothing is kept."""
 
-    def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
         return []
 
-    def pin(self, entries: Sequence[Entry]) -> None:
+    def pin(self, entries: Sequence[AnyEntry]) -> None:
         assert not entries
 
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
@@ -124,12 +143,13 @@ class KeyedPrefixCache:
             parent = entry
         return found
 
-    def pin(self, entries: Sequence[Entry]) -> None:
+    def pin(self, entries: Sequence[AnyEntry]) -> None:
         for entry in entries:
             self._pool.share(entry.block)
             self._idle.pop(entry.block, None)
 
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
+        assert not isinstance(parent, WindowEntry)
         if isinstance(parent, Entry) and not parent.alive:
             return None
         packed = pack_tokens(tokens)
@@ -188,6 +208,73 @@ class KeyedPrefixCache:
         return set(self._by_block)
 
 
-def make_prefix_cache(enabled: bool, pool: BlockPool) -> PrefixCache:
+class WindowPrefixCache:
+    """Entries by key without a forest: a hit needs the last window of a prefix, not its beginning."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._entries: dict[bytes, WindowEntry] = {}
+        self._by_block: dict[int, WindowEntry] = {}
+        self._idle: OrderedDict[int, WindowEntry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
+        if not self._entries:
+            return []
+        size = chain.context.block_size
+        found: list[AnyEntry | None] = []
+        above = root_key(chain.context)
+        for index in range(len(tokens) // size):
+            key = chain.key(index, tokens)
+            entry = self._entries.get(key)
+            if entry is not None and (
+                entry.above != above or entry.packed != pack_tokens(tokens[index * size : (index + 1) * size])
+            ):
+                entry = None
+            found.append(entry)
+            above = key
+        return found
+
+    def pin(self, entries: Sequence[AnyEntry]) -> None:
+        for entry in entries:
+            self._pool.share(entry.block)
+            self._idle.pop(entry.block, None)
+
+    def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
+        above = root_key(parent) if isinstance(parent, KeyContext) else parent.key
+        packed = pack_tokens(tokens)
+        known = self._entries.get(key)
+        if known is not None:
+            return known if known.above == above and known.packed == packed else None
+        entry = WindowEntry(key, block, packed, above)
+        self._entries[key] = entry
+        self._by_block[block] = entry
+        self._pool.hold(block)
+        return entry
+
+    def released(self, block: int) -> None:
+        if self._pool.is_idle(block):
+            self._idle[block] = self._by_block[block]
+
+    def evict(self) -> None:
+        block, entry = self._idle.popitem(last=False)
+        del self._entries[entry.key]
+        del self._by_block[block]
+        self._pool.unhold(block)
+
+    def held(self) -> set[int]:
+        for key, entry in self._entries.items():
+            assert key == entry.key == block_key(entry.above, entry.packed), "an entry's key does not name its content"
+            assert self._by_block[entry.block] is entry
+            assert (entry.block in self._idle) == self._pool.is_idle(entry.block), "the idle list is wrong"
+        assert len(self._by_block) == len(self._entries) and len(self._idle) == self._pool.idle
+        return set(self._by_block)
+
+
+def make_prefix_cache(enabled: bool, pool: BlockPool, windowed: bool = False) -> PrefixCache:
     """The prefix cache that the configuration asks for."""
-    return KeyedPrefixCache(pool) if enabled else NoPrefixCache()
+    if not enabled:
+        return NoPrefixCache()
+    return WindowPrefixCache(pool) if windowed else KeyedPrefixCache(pool)

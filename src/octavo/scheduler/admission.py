@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.kvcache.manager import KVManager
+from octavo.kvcache.block_table import SequenceKV
 from octavo.scheduler.state import RequestState
 from octavo.types import NewRequest
 
@@ -71,17 +71,12 @@ def _too_long(length: int, limits: Limits) -> str:
     return f"The prompt has {length} tokens and {what}, answer included; shorten the prompt to {room} tokens{larger}."
 
 
-def spare_blocks(request: RequestState, running: Sequence[RequestState], kv: KVManager) -> int:
-    """Blocks that must stay available after the request's known tokens have got theirs."""
+def reserved_growth(request: RequestState, running: Sequence[RequestState]) -> dict[SequenceKV, int]:
+    """Tokens that must still find room after the request's known tokens have got theirs, by request."""
     if not request.preemptions or not running:
-        return 0
+        return {}
     certain = request.preemptions >= MAX_PREEMPTIONS
-    grown = len(request.tokens) + _growth(request, certain)
-    spare = kv.blocks_for(grown) - kv.blocks_for(len(request.tokens))
-    for other in running:
-        grown = len(other.tokens) + _growth(other, certain)
-        spare += max(0, kv.blocks_for(grown) - other.kv.num_blocks)
-    return spare
+    return {other.kv: len(other.tokens) + _growth(other, certain) for other in (request, *running)}
 
 
 def _growth(request: RequestState, certain: bool) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.kvcache.manager import NewBlocks
 from octavo.scheduler.state import RequestState
 
 
@@ -19,7 +18,6 @@ class Item:
     request: RequestState
     start: int
     count: int
-    new_blocks: NewBlocks
     sample: bool = False
     epoch: int = 0
 
@@ -42,9 +40,9 @@ class Draft:
         self.left = budget
         self._items: dict[RequestState, Item] = {}
 
-    def add(self, request: RequestState, count: int, new_blocks: NewBlocks) -> None:
+    def add(self, request: RequestState, count: int) -> None:
         assert count > 0 and request not in self._items
-        self._items[request] = Item(request, request.num_computed, count, new_blocks)
+        self._items[request] = Item(request, request.num_computed, count)
         self.left -= count
 
     def extend(self, request: RequestState) -> None:

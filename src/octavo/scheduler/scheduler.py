@@ -15,8 +15,8 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from octavo.config import SchedulerConfig
-from octavo.kvcache.manager import KVManager, NewBlocks
-from octavo.scheduler.admission import spare_blocks
+from octavo.kvcache.manager import KVManager
+from octavo.scheduler.admission import reserved_growth
 from octavo.scheduler.chunking import make_chunking
 from octavo.scheduler.draft import Draft, Item, StepRecord
 from octavo.scheduler.policy import make_policy
@@ -146,26 +146,22 @@ class Scheduler:
                 break
             if request.status is not Status.RUNNING:
                 continue
-            if request.num_computed < request.kv.capacity:
-                draft.add(request, 1, self.kv.no_blocks)
-            else:
-                blocks = self._grow(request, draft)
-                if blocks is not None:
-                    draft.add(request, 1, blocks)
+            if request.num_computed < request.kv.capacity or self._grow(request, draft):
+                draft.add(request, 1)
 
-    def _grow(self, request: RequestState, draft: Draft) -> NewBlocks | None:
-        """A block for the next position, taken from another request if need be; None: not in this step."""
-        while True:
-            blocks = self.kv.reserve(request.kv, request.tokens, request.num_computed + 1)
-            if blocks is not None or self.kv.has_parked:
-                return blocks
+    def _grow(self, request: RequestState, draft: Draft) -> bool:
+        """Room for the next position, taken from another request if need be; False: not in this step."""
+        while not self.kv.reserve(request.kv, request.tokens, request.num_computed + 1):
+            if self.kv.has_parked:
+                return False
             victim = choose_victim(request, self.running)
             if victim is None:
-                return None
+                return False
             assert len(self.running) > 1, "a request alone fits the pool to its end"
             self._preempt(victim, draft)
             if victim is request:
-                return None
+                return False
+        return True
 
     def _preempt(self, victim: RequestState, draft: Draft) -> None:
         draft.drop(victim)
@@ -199,7 +195,7 @@ class Scheduler:
             else:
                 count = self._chunking.take(request.remaining, draft.left)
             if count:
-                draft.add(request, count, self.kv.no_blocks)
+                draft.add(request, count)
         if oldest is not None:
             draft.extend(oldest)
 
@@ -207,11 +203,12 @@ class Scheduler:
         """Reserves pages for all that the request knows, cached ones first; False: there is no room now."""
         if len(self.running) >= self._config.max_num_seqs:
             return False
-        spare = spare_blocks(request, self.running, self.kv)
+        growth = reserved_growth(request, self.running)
         head = self.waiting[0]
         if request is not head:
-            spare += self.kv.blocks_for(len(head.tokens)) + spare_blocks(head, self.running, self.kv)
-        if self.kv.reserve(request.kv, request.tokens, len(request.tokens), spare) is None:
+            for kv, tokens in {head.kv: len(head.tokens), **reserved_growth(head, self.running)}.items():
+                growth[kv] = max(tokens, growth.get(kv, 0))
+        if not self.kv.reserve(request.kv, request.tokens, len(request.tokens), growth):
             return False
         _remove(self.waiting, request)
         insort(self.running, request, key=_order)
@@ -231,13 +228,14 @@ class Scheduler:
         for item in items:
             request = item.request
             start, end = item.start, item.start + item.count
+            new_blocks = self.kv.advance(request.kv, end)
             if request.slot is None:
-                new.append(self._enter(request, item))
+                new.append(self._enter(request))
             assert request.slot is not None
             item.sample = end == len(request.tokens)
             item.epoch = request.epoch
             store_from = request.kv.matched if start < request.kv.matched else 0
-            work.append(SeqWork(request.slot, start, item.count, item.new_blocks, item.sample, store_from))
+            work.append(SeqWork(request.slot, start, item.count, new_blocks, item.sample, store_from))
             request.num_computed = end
             request.drawing = item.sample
             request.kv.last_step = step_id
@@ -246,12 +244,10 @@ class Scheduler:
         self._flight.append(StepRecord(step_id, items))
         return StepPlan(step_id, tuple(new), tuple(work), released)
 
-    def _enter(self, request: RequestState, item: Item) -> NewSlot:
-        """The request gets a slot; blocks beyond the cached ones come with its first work."""
+    def _enter(self, request: RequestState) -> NewSlot:
+        """The request gets a slot; blocks beyond the cached ones come with its work."""
         request.slot = self._slots.pop()
         cached = request.kv.matched // self.kv.block_size
-        tables = [table.blocks for table in request.kv.tables]
-        item.new_blocks = tuple([tuple(blocks[cached:]) for blocks in tables])
         source = request.request
         return NewSlot(
             slot=request.slot,
@@ -261,7 +257,7 @@ class Scheduler:
             params=source.params,
             seed=source.seed,
             choice=source.choice,
-            cached_blocks=tuple([tuple(blocks[:cached]) for blocks in tables]),
+            cached_blocks=tuple([table.head(cached) for table in request.kv.tables]),
         )
 
     def _leave(self, request: RequestState) -> None:
@@ -296,6 +292,7 @@ class Scheduler:
             self.kv.commit(request.kv, request.tokens, end)
         if not item.sample:
             assert not output.tokens, "a partial prompt draws no token"
+            self.kv.slide(request.kv, end)
             return
         request.drawing = False
         assert output.tokens, "a step that samples returns a token"
@@ -318,6 +315,7 @@ class Scheduler:
             self.finish(request, reason, delta)
         else:
             request.cached_tokens = None
+            self.kv.slide(request.kv, min(end, len(request.tokens) - 1))
             self._deltas.append(delta)
 
     def _count(self, item: Item) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from octavo.config import KVConfig
+from octavo.config import KVConfig, most_live
 from octavo.kvcache.block_table import SequenceKV
+from octavo.kvcache.group import Group, Window
 from octavo.kvcache.keys import KeyContext
 from octavo.kvcache.manager import KVManager, block_tokens, make_kv
 from tests.support.ledger import ledger_info
@@ -17,75 +20,114 @@ SIZE = 4
 PROMPTS = [[1] * 9, [1] * 8 + [2] * 8, [1] * 4 + [3] * 7, [4] * 12]
 
 
-def _manager(total: int = 8, groups: int = 1, prefix_cache: bool = True) -> KVManager:
-    return KVManager((total,) * groups, SIZE, prefix_cache, KeyContext("w", "n", SIZE))
+LEAD = 24
+"""Positions in flight at most in these tests."""
+
+
+def _manager(
+    total: int = 8, groups: int = 1, prefix_cache: bool = True, windows: tuple[int, ...] = ()
+) -> KVManager:
+    full = [Group(total, prefix_cache) for _ in range(groups)]
+    some = [Group(total, prefix_cache, Window(window, most_live(window, LEAD, SIZE))) for window in windows]
+    return KVManager([*full, *some], SIZE, KeyContext("w", "n", SIZE))
 
 
 class Holder:
-    """One request: its tokens, and how far its steps have been submitted and retired."""
+    """One request: its tokens, and how far its steps have been submitted."""
 
     def __init__(self, manager: KVManager, tokens: list[int]) -> None:
         self.tokens = list(tokens)
         self.seq: SequenceKV = manager.sequence()
-        self.retired = 0
+        self.submitted = 0
+
+
+@dataclass(frozen=True)
+class Flying:
+    """A step in flight: what it may touch, per group and block of the request."""
+
+    step: int
+    holder: Holder
+    tables: list[dict[int, int]]
+    upto: int
 
 
 class ManagerMachine(RuleBasedStateMachine):
     """`pages` says what each block holds; it is written when a step retires and forgotten when a block is free."""
 
     groups = 1
+    windows: tuple[int, ...] = ()
+    total = 8
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = _manager(groups=self.groups)
+        self.manager = _manager(self.total, self.groups, windows=self.windows)
         self.holders: list[Holder] = []
-        self.flight: list[tuple[int, Holder, SequenceKV, list[list[int]], int]] = []
+        self.flight: list[Flying] = []
         self.step = 0
-        self.pages: list[dict[int, list[int]]] = [{} for _ in range(self.groups)]
+        self.pages: list[dict[int, list[int]]] = [{} for _ in self.manager.groups]
 
     @rule(prompt=st.sampled_from(PROMPTS))
     def open(self, prompt: list[int]) -> None:
         holder = Holder(self.manager, prompt)
-        before = self.manager.available
-        blocks = self.manager.reserve(holder.seq, holder.tokens, len(prompt))
-        if blocks is None:
-            assert before == self.manager.available, "a refused reservation changes nothing"
+        before = [group.available for group in self.manager.groups]
+        if not self.manager.reserve(holder.seq, holder.tokens, len(prompt)):
+            assert before == [group.available for group in self.manager.groups], "a refused promise changes nothing"
             assert holder.seq.num_blocks == 0
             return
-        holder.retired = holder.seq.matched
-        for group, table in enumerate(holder.seq.tables):
-            for index in range(holder.seq.matched // SIZE):
-                held = self.pages[group][table.blocks[index]]
+        matched = holder.seq.matched
+        for number, (group, table) in enumerate(zip(self.manager.groups, holder.seq.tables, strict=True)):
+            needed = 0 if group.window is None else max(0, min(matched, len(prompt) - 1) - group.window + 1)
+            assert table.left * SIZE <= needed, "what the first position sees was left behind"
+            for index in range(table.left, matched // SIZE):
+                held = self.pages[number][table.block(index)]
                 assert held == prompt[index * SIZE : (index + 1) * SIZE], "a hit holds other tokens"
+        holder.submitted = min(matched, len(prompt) - 1)
         self.holders.append(holder)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), count=st.integers(1, 5), token=st.integers(5, 6))
-    def grow_and_submit(self, data: st.DataObject, count: int, token: int) -> None:
+    def grow(self, data: st.DataObject, count: int, token: int) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        holder.tokens += [token] * count
-        before = self.manager.available
-        if self.manager.reserve(holder.seq, holder.tokens, len(holder.tokens)) is None:
-            del holder.tokens[-count:]
-            assert self.manager.available == before
+        before = [group.available for group in self.manager.groups]
+        more = holder.tokens + [token] * count
+        if self.manager.reserve(holder.seq, more, len(more)):
+            holder.tokens = more
+        else:
+            assert before == [group.available for group in self.manager.groups]
+
+    @precondition(lambda self: self.holders and len(self.flight) < 2)
+    @rule(data=st.data(), count=st.integers(1, LEAD // 2))
+    def submit(self, data: st.DataObject, count: int) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        upto = min(holder.submitted + count, len(holder.tokens))
+        if upto == holder.submitted:
             return
+        self.manager.advance(holder.seq, upto)
+        for group, table in zip(self.manager.groups, holder.seq.tables, strict=True):
+            first = 0 if group.window is None else max(0, holder.submitted - group.window + 1)
+            assert table.left <= first // SIZE, "a block that this step sees was left behind"
+        holder.submitted = upto
         holder.seq.last_step = self.step
-        tables = [list(table.blocks) for table in holder.seq.tables]
-        self.flight.append((self.step, holder, holder.seq, tables, len(holder.tokens)))
+        tables = [dict(enumerate(table.blocks, table.left)) for table in holder.seq.tables]
+        self.flight.append(Flying(self.step, holder, tables, upto))
         self.step += 1
 
     @precondition(lambda self: self.flight)
     @rule()
     def retire(self) -> None:
-        step, holder, seq, tables, upto = self.flight.pop(0)
-        free = [set(group.pool.free_ids()) for group in self.manager.groups]
-        for group, blocks in enumerate(tables):
-            assert not free[group] & set(blocks), "a block of a step in flight was freed"
-            for index in range(-(-upto // SIZE)):
-                self.pages[group][blocks[index]] = holder.tokens[index * SIZE : min(upto, (index + 1) * SIZE)]
+        flying = self.flight.pop(0)
+        holder, upto = flying.holder, flying.upto
+        for number, blocks in enumerate(flying.tables):
+            free = set(self.manager.groups[number].pool.free_ids())
+            if holder not in self.holders:
+                assert not free & set(blocks.values()), "a block of a step in flight was freed"
+            for index, block in blocks.items():
+                if block not in free and index * SIZE < upto:
+                    self.pages[number][block] = holder.tokens[index * SIZE : min(upto, (index + 1) * SIZE)]
         if holder in self.holders:
-            self.manager.commit(seq, holder.tokens, upto)
-        self.manager.retire(step)
+            self.manager.commit(holder.seq, holder.tokens, upto)
+            self.manager.slide(holder.seq, min(upto, len(holder.tokens) - 1))
+        self.manager.retire(flying.step)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -101,64 +143,95 @@ class ManagerMachine(RuleBasedStateMachine):
         for group in self.manager.groups:
             assert group.pool.free + group.pool.used + group.pool.idle == group.pool.total
         if not self.holders and not self.flight:
-            assert self.manager.available == 8
+            assert self.manager.available == self.total
 
 
 class TwoGroupsMachine(ManagerMachine):
     groups = 2
 
 
+class WindowMachine(ManagerMachine):
+    groups = 0
+    windows = (5,)
+    total = 12
+
+
+class MixedMachine(ManagerMachine):
+    windows = (3, 8)
+    total = 14
+
+
 ManagerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TwoGroupsMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+WindowMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+MixedMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 TestManager = ManagerMachine.TestCase
 TestTwoGroups = TwoGroupsMachine.TestCase
+TestWindow = WindowMachine.TestCase
+TestMixed = MixedMachine.TestCase
 
 
 def _computed(manager: KVManager, tokens: list[int]) -> SequenceKV:
     seq = manager.sequence()
-    assert manager.reserve(seq, tokens, len(tokens)) is not None
+    assert manager.reserve(seq, tokens, len(tokens))
+    manager.advance(seq, len(tokens))
     manager.commit(seq, tokens, len(tokens))
     return seq
+
+
+def _promised(manager: KVManager, tokens: list[int], growth: dict[SequenceKV, int] | None = None) -> SequenceKV | None:
+    seq = manager.sequence()
+    return seq if manager.reserve(seq, tokens, len(tokens), growth) else None
 
 
 def test_a_match_is_pinned_in_the_call_that_finds_it() -> None:
     manager = _manager(4)
     tokens = [1] * 8
     manager.release(_computed(manager, tokens))
-    second = manager.sequence()
-    assert manager.reserve(second, tokens, 8) == ((),)
-    assert second.matched == 8
-    other = manager.sequence()
-    assert manager.reserve(other, [9] * 12, 12) is None, "pinned blocks cannot be evicted"
-    assert manager.reserve(other, [9] * 8, 8) is not None
+    second = _promised(manager, tokens)
+    assert second is not None and second.matched == 8
+    assert manager.advance(second, 8) == ((),)
+    assert _promised(manager, [9] * 12) is None, "pinned blocks cannot be evicted"
+    assert _promised(manager, [9] * 8) is not None
     manager.validate()
 
 
-def test_a_reservation_leaves_the_spare_blocks() -> None:
+def test_a_promise_leaves_room_for_the_growth_of_others() -> None:
     manager = _manager(4)
-    seq = manager.sequence()
-    assert manager.reserve(seq, [1] * 8, 8, spare=3) is None
-    assert manager.reserve(seq, [1] * 8, 8, spare=2) is not None
+    other = _promised(manager, [2] * 4)
+    assert other is not None
+    assert _promised(manager, [1] * 8, {other: 12}) is None
+    assert _promised(manager, [1] * 8, {other: 8}) is not None
+
+
+def test_a_promise_is_kept_whatever_others_ask_for() -> None:
+    manager = _manager(4)
+    tokens = [1] * 12
+    seq = _promised(manager, tokens)
+    assert seq is not None and manager.groups[0].pool.free == 4, "blocks are handed out when a step needs them"
+    assert _promised(manager, [2] * 8) is None
+    assert [len(manager.advance(seq, upto)[0]) for upto in (1, 4, 5, 12)] == [1, 0, 1, 1]
+    manager.validate()
 
 
 def test_keys_are_published_by_commit_and_not_before() -> None:
     manager = _manager()
-    seq = manager.sequence()
     tokens = [1] * 8
-    assert manager.reserve(seq, tokens, 8) is not None
-    other = manager.sequence()
-    assert manager.reserve(other, tokens, 8) is not None
-    assert other.matched == 0
+    seq = _promised(manager, tokens)
+    assert seq is not None
+    manager.advance(seq, 8)
+    other = _promised(manager, tokens)
+    assert other is not None and other.matched == 0
     manager.commit(seq, tokens, 7)
-    third = manager.sequence()
-    assert manager.reserve(third, tokens, 8) is not None
-    assert third.matched == 4, "only full blocks are shared"
+    third = _promised(manager, tokens)
+    assert third is not None and third.matched == 4, "only full blocks are shared"
 
 
 def test_released_blocks_are_parked_until_their_step_retires() -> None:
     manager = _manager(2, prefix_cache=False)
-    seq = manager.sequence()
-    assert manager.reserve(seq, [1] * 8, 8) is not None
+    seq = _promised(manager, [1] * 8)
+    assert seq is not None
+    manager.advance(seq, 8)
     seq.last_step = 3
     manager.retire(2)
     manager.release(seq)
@@ -173,9 +246,64 @@ def test_a_prefix_counts_only_where_every_group_has_it() -> None:
     tokens = [1] * 12
     manager.release(_computed(manager, tokens))
     manager.groups[1].cache.evict()
-    seq = manager.sequence()
-    assert manager.reserve(seq, tokens, 12) is not None
-    assert seq.matched == 8
+    seq = _promised(manager, tokens)
+    assert seq is not None and seq.matched == 8
+    manager.validate()
+
+
+def _run(manager: KVManager, tokens: list[int], chunk: int) -> tuple[SequenceKV, list[int]]:
+    """Computes a request in chunks; the most blocks that each group held."""
+    seq = _promised(manager, tokens)
+    assert seq is not None
+    most = [0] * len(manager.groups)
+    done = min(seq.matched, len(tokens) - 1)
+    while done < len(tokens):
+        done = min(done + chunk, len(tokens))
+        manager.advance(seq, done)
+        most = [max(a, len(table.blocks)) for a, table in zip(most, seq.tables, strict=True)]
+        manager.commit(seq, tokens, done)
+        manager.slide(seq, min(done, len(tokens) - 1))
+        manager.validate()
+    return seq, most
+
+
+def test_window_layers_hold_a_window_however_long_the_text() -> None:
+    manager = _manager(100, windows=(8,), prefix_cache=False)
+    seq, most = _run(manager, [1] * 200, chunk=4)
+    assert most == [50, 4], "eight positions behind and a chunk ahead"
+    assert [len(table.blocks) for table in seq.tables] == [50, 2]
+    manager.release(seq)
+    assert [group.pool.free for group in manager.groups] == [100, 100]
+
+
+def test_a_window_pool_of_one_claim_serves_any_length() -> None:
+    most = most_live(8, LEAD, SIZE)
+    manager = KVManager(
+        [Group(50, True), Group(most, True, Window(8, most))], SIZE, KeyContext("w", "n", SIZE)
+    )
+    assert manager.capacity_tokens == 50 * SIZE
+    for _ in range(2):
+        seq, _ = _run(manager, list(range(190)), chunk=LEAD)
+        manager.release(seq)
+    assert manager.groups[1].available == most
+
+
+def test_a_prefix_hit_needs_the_last_window_alone() -> None:
+    manager = _manager(100, windows=(8,))
+    tokens = list(range(48))
+    seq, _ = _run(manager, tokens, chunk=4)
+    manager.release(seq)
+    for _ in range(9):
+        manager.groups[1].cache.evict()
+    again = _promised(manager, tokens)
+    assert again is not None and again.matched == 48
+    assert [table.left for table in again.tables] == [0, 10]
+    assert again.tables[1].head(12) == (-1,) * 10 + tuple(again.tables[1].blocks)
+    manager.release(again)
+    manager.groups[1].cache.evict()
+    manager.groups[1].cache.evict()
+    shorter = _promised(manager, tokens)
+    assert shorter is not None and shorter.matched == 0, "the window before every block is gone"
     manager.validate()
 
 
@@ -190,7 +318,7 @@ def test_validate_notices_a_page_that_nobody_counts() -> None:
 def test_off_switches_come_from_the_configuration() -> None:
     assert block_tokens(KVConfig(block_size=32), 1000) == 32
     assert block_tokens(KVConfig(paged=False), 1000) == 1024
-    manager = make_kv(KVConfig(prefix_cache=False), ledger_info(), (4,), 128)
+    manager = make_kv(KVConfig(prefix_cache=False), ledger_info(), (4,), 128, lead=64)
     tokens = [1] * 64
     manager.release(_computed(manager, tokens))
     assert manager.groups[0].pool.free == 4

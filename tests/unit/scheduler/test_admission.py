@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from octavo.kvcache.group import Group
 from octavo.kvcache.keys import KeyContext
 from octavo.kvcache.manager import KVManager
-from octavo.scheduler.admission import Limits, refusal, spare_blocks
+from octavo.scheduler.admission import Limits, refusal, reserved_growth
 from octavo.scheduler.preemption import choose_victim
 from octavo.scheduler.state import RequestState
 from tests.support.ledger import make_request
@@ -13,13 +14,13 @@ LIMITS = Limits(max_model_len=512, pool_tokens=1024, max_context=2048, vocab_siz
 
 
 def _manager(blocks: int = 32) -> KVManager:
-    return KVManager((blocks,), 32, True, KeyContext("w", "n", 32))
+    return KVManager([Group(blocks, True)], 32, KeyContext("w", "n", 32))
 
 
 def _running(kv: KVManager, arrival: int, prompt: int, max_tokens: int = 1000, priority: int = 0) -> RequestState:
     message = make_request(arrival, [5] * prompt, max_tokens, priority=priority)
     request = RequestState(message, arrival, 1024, (2,), kv.sequence())
-    assert kv.reserve(request.kv, request.tokens, prompt) is not None
+    assert kv.reserve(request.kv, request.tokens, prompt)
     request.admit()
     return request
 
@@ -63,9 +64,10 @@ def test_a_preempted_request_asks_for_more_room_each_time() -> None:
     needs = []
     for preemptions in range(3):
         request.preemptions = preemptions
-        needs.append(spare_blocks(request, [other], kv))
-    assert needs == [0, 4 + 4, 31 + 31]
-    assert spare_blocks(request, [], kv) == 0
+        growth = reserved_growth(request, [other])
+        needs.append([kv.blocks_for(tokens) - seq.num_blocks for seq, tokens in growth.items()])
+    assert needs == [[], [4, 4], [31, 31]]
+    assert reserved_growth(request, []) == {}
 
 
 def test_the_victim_is_of_the_lowest_priority_then_the_youngest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.config import SchedulerConfig
+from octavo.kvcache.group import Group
 from octavo.kvcache.keys import KeyContext
 from octavo.kvcache.manager import KVManager
 from octavo.scheduler.scheduler import Scheduler
@@ -17,7 +18,7 @@ class Bench:
     """A scheduler, and an executor that draws whatever it is told."""
 
     def __init__(self, blocks: int = 128, prefix_cache: bool = True, **config: object) -> None:
-        self.kv = KVManager((blocks,), 32, prefix_cache, KeyContext("w", "n", 32))
+        self.kv = KVManager([Group(blocks, prefix_cache)], 32, KeyContext("w", "n", 32))
         self.scheduler = Scheduler(SchedulerConfig(**config), self.kv)  # type: ignore[arg-type]
         self._arrivals = 0
 
