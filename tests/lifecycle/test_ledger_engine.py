@@ -35,15 +35,16 @@ def test_every_combination_of_techniques_gives_the_naive_loops_answers(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_steps_in_flight_and_groups_change_nothing(depth: int, groups: int) -> None:
+@pytest.mark.parametrize(("groups", "windows"), [(1, ()), (2, ()), (1, (8,)), (0, (50,)), (1, (1, 33))])
+def test_steps_in_flight_and_groups_change_nothing(depth: int, groups: int, windows: tuple[int, ...]) -> None:
     rng = fresh_random()
-    for _ in range(12):
+    for _ in range(8):
         rig = Rig(
             pool_tokens=rng.choice([160, 224, 320]),
             max_model_len=160,
             depth=depth,
             groups=groups,
+            windows=windows,
             max_num_batched_tokens=rng.choice([16, 64, 256]),
             max_num_seqs=rng.choice([3, 8]),
         )
@@ -60,6 +61,25 @@ def test_tiny_pools_preempt_and_still_give_the_naive_loops_answers() -> None:
         rig.check_answers()
         preemptions += rig.stats.preemptions
     assert preemptions > 15
+
+
+def test_window_groups_serve_long_texts_from_small_pools() -> None:
+    """A pool of window blocks for one request's window and steps holds any text; hits, pressure and aborts included."""
+    rng = fresh_random()
+    hits = 0
+    for _ in range(12):
+        rig = Rig(
+            pool_tokens=rng.choice([512, 1024]),
+            max_model_len=480,
+            windows=(rng.choice([1, 8, 31, 32, 33, 100]),),
+            max_num_seqs=rng.choice([1, 2, 6]),
+            max_num_batched_tokens=rng.choice([8, 32, 100]),
+            depth=rng.choice([1, 2]),
+        )
+        drive(rig, rng, random_requests(rng, 14), aborts=0.01)
+        rig.check_answers()
+        hits += rig.stats.cached_prompt_tokens
+    assert hits
 
 
 def test_a_request_that_fails_harms_no_other() -> None:

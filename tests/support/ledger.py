@@ -200,7 +200,6 @@ class Ledger:
         logprobs = None if slot.new.params.logprobs is None else (ledger_logprobs(token),)
         return SeqOutput((token,), logprobs)
 
-
     def _seen(self, slot: _Slot, group: int, start: int, end: int) -> bytes:
         """What the rows of positions [start, end) see, through the table."""
         window = self.info.kv_groups[group].window

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.config import Budget, EngineConfig, Facts, check_choices, explain, resolve
+from octavo.config import Budget, EngineConfig, Facts, KVShape, PoolSizes, check_choices, explain, resolve
 from octavo.execution import machine
 from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
@@ -34,7 +34,7 @@ class Plan:
 
     config: EngineConfig
     budget: Budget
-    kv_bytes_per_token: int
+    groups: tuple[KVGroupSpec, ...]
     arena: ArenaPlan | None
     """None on the reference back end."""
 
@@ -46,10 +46,9 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
     checkpoint = open_checkpoint(path)
     try:
         plan = _plan(config, checkpoint)
-        groups = kv_groups(checkpoint.spec, plan.kv_bytes_per_token)
-        num_blocks = _num_blocks(plan.config)
-        forward, lines = _load(plan, checkpoint, groups, num_blocks, progress)
-        info = _info(plan, checkpoint, groups)
+        num_blocks = _num_blocks(plan)
+        forward, lines = _load(plan, checkpoint, num_blocks, progress)
+        info = _info(plan, checkpoint)
     finally:
         checkpoint.close()
     return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)
@@ -65,9 +64,23 @@ def plan_resources(config: EngineConfig) -> tuple[ModelSpec, EngineConfig, Budge
     return checkpoint.spec, plan.config, plan.budget
 
 
-def kv_groups(spec: ModelSpec, bytes_per_token: int) -> tuple[KVGroupSpec, ...]:
-    layers = tuple(range(spec.layers))
-    return (KVGroupSpec(name="full", kind="full", layers=layers, bytes_per_token=bytes_per_token),)
+def kv_groups(spec: ModelSpec, layer_bytes: Callable[[int], int]) -> tuple[KVGroupSpec, ...]:
+    """Layers that see as far as one another share a group. layer_bytes: bytes a token of so many layers."""
+    layers: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(spec.layer_specs):
+        layers.setdefault(layer.window, []).append(index)
+    groups = []
+    for window in sorted(layers, key=lambda value: (value is not None, value)):
+        members = tuple(layers[window])
+        name, kind = ("full", "full") if window is None else (f"window-{window}", "window")
+        size = layer_bytes(len(members))
+        groups.append(KVGroupSpec(name=name, kind=kind, layers=members, bytes_per_token=size, window=window))
+    return tuple(groups)
+
+
+def _shape(groups: tuple[KVGroupSpec, ...]) -> KVShape:
+    full = sum(group.bytes_per_token for group in groups if group.window is None)
+    return KVShape(full, tuple((group.window, group.bytes_per_token) for group in groups if group.window is not None))
 
 
 def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
@@ -85,26 +98,26 @@ def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
     check_choices(config)
     spec, sources = checkpoint.spec, checkpoint.sources()
     if config.execution.backend == "reference":
-        per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * 4
+        groups = kv_groups(spec, lambda layers: 2 * layers * spec.kv_heads * spec.head_dim * 4)
         weights = 4 * sum(math.prod(shape) for _, shape in sources.values())
         # NumPy has no instruction sets of ours to choose between.
         config = replace(config, execution=replace(config.execution, isa=None))
-        resolved, budget = resolve(config, _facts(spec, per_token, weights, machine.cpu_count(), ("numpy",)))
-        return Plan(resolved, budget, per_token, None)
+        resolved, budget = resolve(config, _facts(spec, groups, weights, machine.cpu_count(), ("numpy",)))
+        return Plan(resolved, budget, groups, None)
     from octavo import _native
     from octavo.ops.cpu.packing import plan_arena
 
     arena = plan_arena(sources, config.model.precision)
     float32 = config.model.precision == "float32"
-    per_token = _native.KVPool.bytes_per_token(spec.layers, spec.kv_heads, spec.head_dim, float32)
-    resolved, budget = resolve(config, _facts(spec, per_token, arena.size, _native.cpu_count(), tuple(_native.isas())))
-    return Plan(resolved, budget, per_token, arena)
+    bytes_per_token = _native.KVPool.bytes_per_token
+    groups = kv_groups(spec, lambda layers: bytes_per_token(layers, spec.kv_heads, spec.head_dim, float32))
+    resolved, budget = resolve(config, _facts(spec, groups, arena.size, _native.cpu_count(), tuple(_native.isas())))
+    return Plan(resolved, budget, groups, arena)
 
 
 def _load(
     plan: Plan,
     checkpoint: Checkpoint,
-    groups: tuple[KVGroupSpec, ...],
     num_blocks: tuple[int, ...],
     progress: Progress,
 ) -> tuple[Forward, list[str]]:
@@ -112,14 +125,14 @@ def _load(
     if plan.arena is None:
         from octavo.execution.reference import ReferenceForward
 
-        return ReferenceForward(plan.config, checkpoint, groups, num_blocks, progress), ["kernels    NumPy (slow)"]
+        return ReferenceForward(plan.config, checkpoint, plan.groups, num_blocks, progress), ["kernels    NumPy (slow)"]
     from octavo.execution.cpu import CpuForward
     from octavo.ops.cpu.packing import open_arena
 
     # The float32 form is for checking, and eight times the file's size: not worth the disk.
     directory = cache_dir() / "packed" if plan.config.model.precision == "bf16" else None
     arena = open_arena(plan.arena, checkpoint.weights_id(), checkpoint.tensors, directory, progress)
-    forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, groups, num_blocks)
+    forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, plan.groups, num_blocks)
     lines = [_kernels_line(plan.config)]
     if note := plan.arena.rounding():
         lines.append(f"numbers    {note}")
@@ -128,13 +141,15 @@ def _load(
     return forward, lines
 
 
-def _facts(spec: ModelSpec, kv_bytes: int, weights_bytes: int, cpus: int, isas: tuple[str, ...]) -> Facts:
+def _facts(
+    spec: ModelSpec, groups: tuple[KVGroupSpec, ...], weights_bytes: int, cpus: int, isas: tuple[str, ...]
+) -> Facts:
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     floats = spec.hidden + qkv + 2 * spec.intermediate
     rounded = spec.hidden + 2 * spec.heads * spec.head_dim + spec.intermediate
     return Facts(
         max_context=spec.max_context,
-        kv_bytes_per_token=kv_bytes,
+        kv=_shape(groups),
         weights_bytes=weights_bytes,
         row_bytes=4 * (floats + rounded),
         vocab=spec.vocab,
@@ -144,9 +159,12 @@ def _facts(spec: ModelSpec, kv_bytes: int, weights_bytes: int, cpus: int, isas: 
     )
 
 
-def _num_blocks(config: EngineConfig) -> tuple[int, ...]:
+def _num_blocks(plan: Plan) -> tuple[int, ...]:
+    """Blocks of each group's pool."""
+    config = plan.config
     assert config.kv.size_tokens is not None
-    return (config.kv.size_tokens // config.kv.block_size,)
+    sizes = PoolSizes(_shape(plan.groups), config.scheduler, config.kv.block_size)
+    return tuple(sizes.blocks(config.kv.size_tokens, group.window) for group in plan.groups)
 
 
 def _kernels_line(config: EngineConfig) -> str:
@@ -156,7 +174,7 @@ def _kernels_line(config: EngineConfig) -> str:
     return f"kernels    {execution.isa}, {threads}, {execution.attention} attention, {config.model.precision}{program}"
 
 
-def _info(plan: Plan, checkpoint: Checkpoint, groups: tuple[KVGroupSpec, ...]) -> ModelInfo:
+def _info(plan: Plan, checkpoint: Checkpoint) -> ModelInfo:
     spec = checkpoint.spec
     return ModelInfo(
         name=plan.config.model.name or checkpoint.name,
@@ -165,7 +183,7 @@ def _info(plan: Plan, checkpoint: Checkpoint, groups: tuple[KVGroupSpec, ...]) -
         num_tokens=checkpoint.num_tokens,
         max_context=spec.max_context,
         eos_token_ids=checkpoint.eos_token_ids,
-        kv_groups=groups,
+        kv_groups=plan.groups,
         weights_id=checkpoint.weights_id(),
         numerics_id=numerics_id(plan.config, spec),
         weights_bytes=plan.budget.weights,

@@ -231,9 +231,7 @@ def longest_start(found: Sequence[Sequence[object]], windows: Sequence[int | Non
         for number, entries in enumerate(found):
             runs[number] = 0 if entries[index] is None else runs[number] + 1
         count = index + 1
-        if all(
-            run >= count - first_seen(count, window, block_size) for run, window in zip(runs, windows, strict=True)
-        ):
+        if all(run >= count - first_seen(count, window, block_size) for run, window in zip(runs, windows, strict=True)):
             best = count
     return best
 
@@ -249,9 +247,7 @@ def _window(spec: KVGroupSpec, lead: int, block_size: int) -> Window | None:
     return None if spec.window is None else Window(spec.window, most_live(spec.window, lead, block_size))
 
 
-def make_kv(
-    config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_model_len: int, lead: int
-) -> KVManager:
+def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_model_len: int, lead: int) -> KVManager:
     """The manager that the configuration asks for, over the executor's pools.
 
     lead: positions of one request that may be submitted and not yet retired.

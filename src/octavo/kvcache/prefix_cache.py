@@ -243,7 +243,7 @@ class WindowPrefixCache:
             self._idle.pop(entry.block, None)
 
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
-        above = root_key(parent) if isinstance(parent, KeyContext) else parent.key
+        above = parent.key if isinstance(parent, (Entry, WindowEntry)) else root_key(parent)
         packed = pack_tokens(tokens)
         known = self._entries.get(key)
         if known is not None:

@@ -72,7 +72,7 @@ def test_a_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None:
         (80, 1, True),
     ]
     assert [len(plan.new) for plan in plans] == [1, 0, 0, 0]
-    assert [len(work.new_blocks[0]) for work in works] == [3, 0, 0, 0]
+    assert [len(work.new_blocks[0]) for work in works] == [1, 1, 1, 0]
 
 
 def test_the_budget_is_shared_by_several_prompts() -> None:

@@ -30,6 +30,7 @@ class CoreMachine(RuleBasedStateMachine):
         depth=st.integers(1, 2),
         pool=st.sampled_from([128, 160, 320]),
         seqs=st.sampled_from([1, 4]),
+        windows=st.sampled_from([(), (), (16,), (40, 70)]),
     )
     def start(
         self,
@@ -41,10 +42,12 @@ class CoreMachine(RuleBasedStateMachine):
         depth: int,
         pool: int,
         seqs: int,
+        windows: tuple[int, ...],
     ) -> None:
         self.rig = Rig(
             pool_tokens=pool,
             max_model_len=128,
+            windows=windows,
             depth=depth,
             paged=paged,
             prefix_cache=prefix_cache,
