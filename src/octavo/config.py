@@ -211,8 +211,13 @@ ENVIRONMENT = {
     "OCTAVO_CACHE": "directory for models and packed weights",
     "XDG_CACHE_HOME": "parent of the cache directory where OCTAVO_CACHE is not set",
     "HOME": "home directory",
+    "HF_HOME": "parent of the Hugging Face cache, ~/.cache/huggingface where not set",
+    "HF_HUB_CACHE": "the Hugging Face cache itself",
+    "HF_ENDPOINT": "the Hub to ask, https://huggingface.co where not set",
+    "HF_TOKEN": "token for private and gated models",
+    "HF_HUB_OFFLINE": "1: no model is downloaded",
 }
-"""Every variable that Octavo reads."""
+"""Every variable that Octavo reads; those of Hugging Face are read by its library."""
 
 
 def environment(name: str) -> str | None:

@@ -88,11 +88,15 @@ def run(engine: EngineConfig, prompt: str, as_chat: bool, temperature: float, ma
 
 @cli.command()
 @engine_options
-def doctor(engine: EngineConfig) -> None:
-    """Say what this machine has, what Octavo would choose, and every limit; loads no weights."""
-    from octavo.cli.doctor import report
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+def doctor(engine: EngineConfig, as_json: bool) -> None:
+    """Say what this machine has, all about MODEL, what Octavo would choose, and every limit; loads no weights.
 
-    if not report(engine, click.echo):
+    The exit code is 1 where MODEL would not start.
+    """
+    from octavo.cli.doctor import report, report_json
+
+    if not (report_json if as_json else report)(engine, click.echo):
         raise SystemExit(1)
 
 

@@ -54,14 +54,13 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
     return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)
 
 
-def plan_resources(config: EngineConfig) -> tuple[ModelSpec, EngineConfig, Budget]:
-    """The model's sizes, the resolved configuration and its memory; loads no weights."""
+def plan_resources(config: EngineConfig) -> Plan:
+    """The resolved configuration for a model and its memory; loads no weights."""
     checkpoint = open_checkpoint(Path(config.model.path))
     try:
-        plan = _plan(config, checkpoint)
+        return _plan(config, checkpoint)
     finally:
         checkpoint.close()
-    return checkpoint.spec, plan.config, plan.budget
 
 
 def kv_groups(spec: ModelSpec, layer_bytes: Callable[[int], int]) -> tuple[KVGroupSpec, ...]:

@@ -94,8 +94,21 @@ def file_name(rule: TensorRule, naming: Naming) -> str:
     return rule.gguf if naming == "gguf" else rule.hf
 
 
-def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], naming: Naming) -> Matched:
-    """Matches a file's tensors with the rules; ModelError names what is missing or has a wrong shape.
+@dataclass(frozen=True)
+class Comparison:
+    """A file's tensors against the rules, in both directions."""
+
+    present: dict[str, tuple[TensorRule, ...]]
+    """Name in the file -> what it holds, in the order of the forward pass."""
+    missing: tuple[str, ...]
+    misshapen: dict[str, tuple[int, ...]]
+    """Name in the file -> the shape that the configuration says."""
+    unknown: tuple[str, ...]
+    """Names in the file that nothing reads."""
+
+
+def compare(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], naming: Naming) -> Comparison:
+    """All that differs between a file and what a model needs.
 
     A Hugging Face file may leave out the leading "model." (a base model that was saved alone). A stored head beside a
     tied embedding is left to the caller, which knows the data.
@@ -106,17 +119,25 @@ def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], n
     for rule in rules:
         by_file.setdefault(file_name(rule, naming), []).append(rule)
     missing = [name for name, wanted in by_file.items() if name not in found and not all(r.optional for r in wanted)]
-    if missing:
-        raise ModelError(f"{where} lacks {_listed(missing)}; the model's files are incomplete or of another model")
     present = {name: tuple(wanted) for name, wanted in by_file.items() if name in found}
-    for name, wanted in present.items():
-        shape = _file_shape(wanted)
-        if found[name].shape != shape:
-            raise ModelError(
-                f"{where}: tensor {name} has shape {list(found[name].shape)}, the configuration says {list(shape)}"
-            )
-    unknown = (name for name in found if name not in present and name != _HEAD[naming])
-    return Matched(naming, present, tuple(name for name in unknown if not is_harmless(name)))
+    shapes = {name: _file_shape(wanted) for name, wanted in present.items()}
+    misshapen = {name: shape for name, shape in shapes.items() if found[name].shape != shape}
+    unknown = [name for name in found if name not in by_file and name != _HEAD[naming] and not is_harmless(name)]
+    return Comparison(present, tuple(missing), misshapen, tuple(unknown))
+
+
+def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], naming: Naming) -> Matched:
+    """Matches a file's tensors with the rules; ModelError names what is missing or has a wrong shape."""
+    compared = compare(where, rules, found, naming)
+    if compared.missing:
+        raise ModelError(
+            f"{where} lacks {_listed(compared.missing)}; the model's files are incomplete or of another model"
+        )
+    for name, shape in compared.misshapen.items():
+        raise ModelError(
+            f"{where}: tensor {name} has shape {list(found[name].shape)}, the configuration says {list(shape)}"
+        )
+    return Matched(naming, compared.present, compared.unknown)
 
 
 def _file_shape(rules: Sequence[TensorRule]) -> tuple[int, ...]:
@@ -150,7 +171,7 @@ def is_harmless(name: str) -> bool:
     return _HARMLESS.fullmatch(name) is not None
 
 
-def _listed(missing: list[str]) -> str:
+def _listed(missing: Sequence[str]) -> str:
     shown = ", ".join(missing[:3])
     noun = "tensor" if len(missing) == 1 else f"{len(missing)} tensors:"
     return f"{noun} {shown}" + (" and others" if len(missing) > 3 else "")

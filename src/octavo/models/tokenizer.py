@@ -72,6 +72,7 @@ class Tokenizer:
         self.eos_ids = parts.eos_ids
         self.bos_id = parts.bos_id
         self.add_bos = parts.add_bos
+        self.byte_level = parts.byte_level
         self.chat_templates = dict(parts.chat_templates)
         self.chat_template = self.chat_templates.get("default")
         self.special_strings = dict(parts.special_strings)

@@ -1,0 +1,176 @@
+"""What a model's files say of it, without loading weights: the facts that `octavo doctor` and `octavo pull` tell.
+
+`inspect` opens the files twice over: once as they are (kind, types, bytes), which works for models that Octavo does not
+support too, and once as the engine would. A refusal is part of the answer, with every tensor that is missing or wrong
+and not only the first. Owns nothing; all mappings are closed. Off switch: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.config_reader import ConfigReader
+from octavo.models.gguf_parts import gguf_of, open_gguf
+from octavo.models.hf_config import config_path
+from octavo.models.jsonfile import read_json
+from octavo.models.metadata import Metadata
+from octavo.models.names import Found, Naming, compare
+from octavo.models.registry import gguf_model, hf_model, rules_of
+from octavo.models.safetensors import open_safetensors
+from octavo.models.spec import ModelError, ModelSpec
+
+
+@dataclass(frozen=True)
+class TypeCount:
+    """Tensors of one type."""
+
+    type: str
+    tensors: int
+    values: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TensorFaults:
+    """Names as in the file."""
+
+    missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    misshapen: tuple[str, ...] = ()
+    """NAME [shape] instead of [shape]."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All that the files say."""
+
+    path: str
+    kind: str
+    """"GGUF, 2 files", "safetensors, 1 file"; "directory" or "unknown" where they cannot be read."""
+    architecture: str | None = None
+    """In the file's own words."""
+    types: tuple[TypeCount, ...] = ()
+    faults: TensorFaults = field(default_factory=TensorFaults)
+    spec: ModelSpec | None = None
+    """None: refused before its sizes were known."""
+    notes: tuple[str, ...] = ()
+    """What the reader changes, such as a quantisation that is expanded."""
+    refusal: str | None = None
+    """Why it would not start, in one sentence."""
+
+    @property
+    def parameters(self) -> int:
+        """Values in the files; quantised safetensors keep some of them packed."""
+        return sum(row.values for row in self.types)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(row.bytes for row in self.types)
+
+
+def inspect(path: Path) -> Inspection:
+    """Never raises ModelError: what is wrong is in the answer."""
+    try:
+        seen = _look(path)
+    except ModelError as error:
+        return Inspection(str(path), "unknown", refusal=str(error))
+    try:
+        checkpoint = open_checkpoint(path)
+    except ModelError as error:
+        return replace(seen, refusal=seen.refusal or str(error))
+    try:
+        notes: tuple[str, ...] = tuple(getattr(checkpoint, "notes", ()))
+        return replace(seen, spec=checkpoint.spec, notes=notes, faults=_known(seen), refusal=None)
+    finally:
+        checkpoint.close()
+
+
+def _known(seen: Inspection) -> TensorFaults:
+    """Of a model that opens, only tensors that nothing reads are left to tell."""
+    return replace(seen.faults, missing=(), misshapen=()) if not seen.faults.missing else TensorFaults()
+
+
+def _look(path: Path) -> Inspection:
+    file = gguf_of(path)
+    if file is None:
+        return _look_at_directory(path)
+    if file.suffix == ".safetensors" or not file.is_file():
+        open_checkpoint(file)  # refuses it in its own words
+    return _look_at_gguf(file)
+
+
+def _look_at_gguf(path: Path) -> Inspection:
+    file = open_gguf(path)
+    try:
+        meta = Metadata(file)
+        found = {name: Found(tensor.type, tensor.shape) for name, tensor in file.tensors.items()}
+        seen = Inspection(
+            path=str(path),
+            kind=_kind("GGUF", len(file.paths)),
+            architecture=_text(file.metadata.get("general.architecture")),
+            types=_types(found, {name: tensor.nbytes for name, tensor in file.tensors.items()}),
+        )
+        try:
+            spec = gguf_model(meta)
+        except ModelError:
+            return seen
+        return replace(seen, spec=spec, faults=_faults(path.name, spec, found, "gguf"))
+    finally:
+        file.close()
+
+
+def _look_at_directory(folder: Path) -> Inspection:
+    config = config_path(folder)
+    values: dict[str, Any] = read_json(config, dict)
+    classes = values.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else values.get("model_type")
+    seen = Inspection(str(folder), "directory", _text(named))
+    try:
+        seen = replace(seen, spec=hf_model(ConfigReader(config, values)))
+    except ModelError as error:
+        seen = replace(seen, refusal=str(error))
+    try:
+        tensors, files = open_safetensors(folder)
+    except ModelError as error:
+        return replace(seen, refusal=seen.refusal or str(error))
+    found = {name: Found(tensor.type, tensor.shape) for name, tensor in tensors.items()}
+    types = _types(found, {name: len(tensor.data) for name, tensor in tensors.items()})
+    seen = replace(seen, kind=_kind("safetensors", len(files)), types=types)
+    if seen.spec is None or values.get("quantization_config"):
+        return seen  # quantised tensors have names of their own
+    return replace(seen, faults=_faults(str(folder), seen.spec, found, "hf"))
+
+
+def _faults(where: str, spec: ModelSpec, found: Mapping[str, Found], naming: Naming) -> TensorFaults:
+    try:
+        compared = compare(where, rules_of(spec), found, naming)
+    except ModelError:
+        return TensorFaults()
+    misshapen = [
+        f"{name} {list(found[name].shape)} instead of {list(shape)}" for name, shape in compared.misshapen.items()
+    ]
+    return TensorFaults(compared.missing, compared.unknown, tuple(misshapen))
+
+
+def _types(found: Mapping[str, Found], sizes: Mapping[str, int]) -> tuple[TypeCount, ...]:
+    """The largest first."""
+    tensors, values, nbytes = Counter[str](), Counter[str](), Counter[str]()
+    for name, tensor in found.items():
+        tensors[tensor.source] += 1
+        values[tensor.source] += prod(tensor.shape)
+        nbytes[tensor.source] += sizes[name]
+    return tuple(TypeCount(kind, tensors[kind], values[kind], size) for kind, size in nbytes.most_common())
+
+
+def _kind(what: str, files: int) -> str:
+    return f"{what}, {files} file{'' if files == 1 else 's'}"
+
+
+def _text(value: object) -> str | None:
+    return value[:80] if isinstance(value, str) else None
