@@ -32,7 +32,7 @@ class Entry:
 
     __slots__ = ("alive", "block", "children", "key", "packed", "parent")
 
-    def __init__(self, key: bytes, block: int, packed: bytes, parent: Parent) -> None:
+    def __init__(self, key: bytes, block: int, packed: bytes, parent: Entry | KeyContext) -> None:
         self.key = key
         self.block = block
         self.packed = packed
