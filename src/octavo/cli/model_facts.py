@@ -38,7 +38,8 @@ class PlanFacts:
 
     config: EngineConfig
     budget: Budget
-    kv_bytes_per_token: int
+    kv_groups: dict[str, int]
+    """Group of layers -> bytes that a token takes in it."""
     kinds: dict[str, int]
     """Kind of packed matrix -> how many."""
     rounding: str | None
@@ -107,7 +108,7 @@ def plan_facts(path: Path, engine: EngineConfig) -> PlanFacts:
     return PlanFacts(
         config=plan.config,
         budget=plan.budget,
-        kv_bytes_per_token=plan.kv_bytes_per_token,
+        kv_groups={group.name: group.bytes_per_token for group in plan.groups},
         kinds=dict(kinds),
         rounding=plan.arena.rounding() if plan.arena is not None else None,
     )
@@ -185,7 +186,8 @@ def _text_lines(text: TextFacts) -> list[str]:
 def _plan_lines(plan: PlanFacts) -> list[str]:
     execution = plan.config.execution
     kinds = ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()) or "NumPy arrays"
-    said = [*explain(plan.config, plan.budget), f"KV/token   {plan.kv_bytes_per_token} bytes", f"packed as  {kinds}"]
+    groups = ", ".join(f"{size} bytes in {name} layers" for name, size in plan.kv_groups.items())
+    said = [*explain(plan.config, plan.budget), f"KV/token   {groups}", f"packed as  {kinds}"]
     if plan.rounding:
         said.append(f"numbers    {plan.rounding}")
     said.append(

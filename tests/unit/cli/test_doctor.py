@@ -45,7 +45,7 @@ def test_a_gguf_file_is_described_to_the_last_tensor(tmp_path: Path) -> None:
     assert facts["tensors"] == {"missing": [], "unknown": [], "misshapen": []}
     assert facts["tokeniser"]["template"] == "renders" and facts["tokeniser"]["eos"] == ["2 '<|im_end|>'"]
     assert facts["plan"]["kinds"] == {"q8_0": 1 + 7 * TINY.layers, "vector": 1 + 2 * TINY.layers}
-    assert facts["plan"]["budget"]["kv_tokens"] == 256 and facts["plan"]["kv_bytes_per_token"] > 0
+    assert facts["plan"]["budget"]["kv_tokens"] == 256 and list(facts["plan"]["kv_groups"]) == ["full"]
     assert facts["spec"]["ropes"] == [{"kind": "default", "dimensions": 16, "scale": 1.0}]
 
 
