@@ -6,6 +6,8 @@ about 2^40.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -106,16 +108,35 @@ def product(a: F32, b: F32, c: ArrayLike, float32: bool) -> F32:
     return c
 
 
-def attention_row(q: F32, key: F32, value: F32, scale: float, float32: bool) -> F32:
-    """Tiled attention of one row that sees all of key and value, [positions, head_dim]."""
+def soft_cap(x: F32, cap: float) -> F32:
+    y = x / const(cap)
+    t = exp(np.abs(y) * const(-2))
+    return const(cap) * np.copysign((const(1) - t) / (const(1) + t), y)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How scores are made, as `ops.base.OpSet.attention` takes it; `sink` is the head's."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sink: float | None = None
+
+
+def attention_row(q: F32, key: F32, value: F32, form: Form, float32: bool) -> F32:
+    """Tiled attention of the row at the last position of key and value, [positions, head_dim]."""
     n, dims = key.shape
+    seen = 0 if form.window is None else max(0, n - form.window)
     big_m, big_l, big_o = const(-np.inf), const(0), np.zeros(dims, np.float32)
-    for start in range(0, n, 512):
+    for start in range(seen // 512 * 512, n, 512):
         m, lanes, o = const(-np.inf), np.zeros(16, np.float32), np.zeros(dims, np.float32)
-        for t in range(start, min(start + 512, n), 32):
+        for t in range(max(start, seen // 32 * 32), min(start + 512, n), 32):
             k, v = (np.pad(x[t : t + 32], ((0, max(0, t + 32 - n)), (0, 0))) for x in (key, value))
-            s = product(q, k.T, 0, float32) * const(scale)
+            s = product(q, k.T, 0, float32) * const(form.scale)
+            s = s if form.softcap is None else soft_cap(s, form.softcap)
             s[n - t :] = -np.inf
+            s[: max(0, seen - t)] = -np.inf
             new = max(m, s.max())
             a = exp(m - new) if m > -np.inf else const(0)
             p = exp(s - new)
@@ -124,12 +145,14 @@ def attention_row(q: F32, key: F32, value: F32, scale: float, float32: bool) -> 
             o = product(p, v, o * a, float32)
             m = new
         total = tree(lanes)
-        if start == 0:
+        if start == seen // 512 * 512:
             big_m, big_l, big_o = m, total, o
             continue
         new = max(big_m, m)
         old_f, new_f = exp(big_m - new), exp(m - new)
         big_o, big_l = fma(o, new_f, big_o * old_f), fma(total, new_f, big_l * old_f)
         big_m = new
+    if form.sink is not None:
+        big_l = big_l + exp(const(form.sink) - big_m)
     out = np.asarray(big_o / big_l, np.float32)
     return out if float32 else to_bf16(out)

@@ -51,9 +51,11 @@ def program(
     naive: bool = False,
     pools: Sequence[_native.KVPool] = (),
     rotary: int = 2,
+    ropes: Sequence[tuple[F32, F32]] | None = None,
 ) -> _native.Program:
-    ropes = [rope_tables(positions, rotary)]
-    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), ropes)
+    """One rotary table of width `rotary`, or those given."""
+    tables = [rope_tables(positions, rotary)] if ropes is None else list(ropes)
+    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), tables)
 
 
 def batch(

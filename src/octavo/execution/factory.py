@@ -83,13 +83,17 @@ def _shape(groups: tuple[KVGroupSpec, ...]) -> KVShape:
 
 
 def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
-    """Every choice that may change bits; never the instruction set, the threads or the load."""
-    ropes = spec.at_context(config.model.max_model_len or spec.max_context).ropes
+    """Every choice that may change bits; never the instruction set, the threads or the load.
+
+    The model's constants (windows, soft caps, scales, rotations at this context) go in as a digest of all of them.
+    """
+    served = spec.at_context(config.model.max_model_len or spec.max_context)
+    ropes = tuple(replace(rope, scaling=None) for rope in served.ropes)
     kinds = "-".join(rope.kind for rope in ropes)
-    digest = hashlib.sha256(repr([(rope.inverse_frequencies, rope.scale) for rope in ropes]).encode()).hexdigest()
+    digest = hashlib.sha256(repr(replace(served, ropes=ropes)).encode()).hexdigest()
     return (
         f"{config.execution.backend}/1 {config.model.precision} kv-{config.model.precision} "
-        f"attention-{config.execution.attention} tile-32 partition-512 expanded rope-{kinds}-{digest[:16]}"
+        f"attention-{config.execution.attention} tile-32 partition-512 expanded rope-{kinds} model-{digest[:16]}"
     )
 
 
