@@ -24,8 +24,8 @@ TOLERANCE = 1e-4
 ROWS = 256
 """Of a step: a prompt and its noise fit."""
 
-LANDED = {"llama": ("plain", "head 80", "head 96", "head 40", "head 256", "head 32, hidden 100", "biases")}
-CASES = [(family, name) for family, names in LANDED.items() for name in names]
+LANDED = ("llama", "gemma2", "gemma3")
+CASES = [(family, name) for family in LANDED for name in FAMILIES[family]]
 LENGTHS = (7, 8, 9, 16, 17, 40)
 CHUNKS = (None, 5, 20)
 

@@ -132,6 +132,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
     "olmo2": {"plain": OLMO2, "one KV head": OLMO2.with_(num_key_value_heads=1)},
     "gemma2": {
         "plain": GEMMA2,
+        "one cap": GEMMA2.with_(attn_logit_softcapping=None),
         "no caps": GEMMA2.with_(attn_logit_softcapping=None, final_logit_softcapping=None),
         "scale": GEMMA2.with_(query_pre_attn_scalar=12, num_key_value_heads=1),
     },
@@ -145,6 +146,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
             }
         ),
         "cap": GEMMA3.with_(final_logit_softcapping=3.0),
+        "seven layers": GEMMA3.with_(num_hidden_layers=7, sliding_window_pattern=6),
     },
     "mixtral": {
         "plain": MIXTRAL,
@@ -172,7 +174,7 @@ WINDOWS = [
     ("gemma3", "plain"),
 ]
 
-NOT_IN_GGUF = {"dynamic", "yarn, betas", "some dense"}
+NOT_IN_GGUF = {"dynamic", "yarn, betas", "some dense", "scale", "one cap", "no caps"}
 """What no converter writes."""
 
 

@@ -99,6 +99,8 @@ def family(config: Any) -> dict[str, Any]:
         found["attention.sliding_window"] = None
     if config.model_type == "phi3":
         found["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type == "gemma3_text" and config._sliding_window_pattern != 6:
+        found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     return found
 
 

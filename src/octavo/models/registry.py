@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.models.architecture import Architecture, Forward, TensorRule
-from octavo.models.architectures import llama
+from octavo.models.architectures import gemma2, gemma3, llama
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
 from octavo.models.spec import ModelSpec
 
-ARCHITECTURES: tuple[Architecture, ...] = (llama.ARCHITECTURE,)
+ARCHITECTURES: tuple[Architecture, ...] = (llama.ARCHITECTURE, gemma2.ARCHITECTURE, gemma3.ARCHITECTURE)
 _BY_NAME = {one.name: one for one in ARCHITECTURES}
 
 

@@ -35,6 +35,8 @@ class HFDefaults:
     head_dim: int | None = None
     """None: hidden / heads."""
     rope: RopeDefaults = field(default_factory=RopeDefaults)
+    rope_layers: str | None = None
+    """The layer type whose rotary embedding is meant, where the configuration has one a type."""
     acts: Mapping[str, Act] = field(default_factory=lambda: SILU)
 
 
@@ -61,7 +63,7 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
         max_context=max_context,
         norm_eps=config.number("rms_norm_eps", defaults.norm_eps, high=1.0),
         tied=config.flag("tie_word_embeddings", defaults.tied),
-        ropes=(hf_rope(config, head_dim, max_context, defaults.rope),),
+        ropes=(hf_rope(config, head_dim, max_context, defaults.rope, defaults.rope_layers),),
         layer_specs=(LayerSpec(),) * layers,
         act=config.choice("hidden_act", "silu", defaults.acts),
     )
