@@ -119,10 +119,12 @@ def test_gguf_files_give_the_same_logits(
     check(probe, model, rng, (rng.randint(1, 60), rng.randint(65, 100)))
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+@pytest.mark.parametrize("family", LANDED)
 def test_bf16_bits_do_not_depend_on_chunks_batch_cache_or_threads(
-    family: str, name: str, tmp_path: Path, build: Build, rng: random.Random
+    family: str, tmp_path: Path, build: Build, rng: random.Random
 ) -> None:
+    name = rng.choice(list(FAMILIES[family]))
+    print(f"the case {name!r}")
     oracle.save(oracle.build(FAMILIES[family][name], rng.getrandbits(31)), tmp_path)
     settings = engine(family, name)
     probe = prober(build, tmp_path, rng, threads=1, **settings)

@@ -56,6 +56,11 @@ class Dynamic:
     factor: float
     original: int
 
+    @property
+    def longest(self) -> int:
+        """The context that the factor is meant for."""
+        return max(self.original, int(self.factor * self.original))
+
     def at(self, context: int) -> RopeSpec:
         length = max(context, self.original)
         stretch = self.factor * length / self.original - (self.factor - 1)

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from octavo.models.architecture import TensorRule
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
-from octavo.models.rope import RopeDefaults, gguf_rope, hf_rope
+from octavo.models.rope import Dynamic, RopeDefaults, gguf_rope, hf_rope
 from octavo.models.spec import LayerSpec, ModelSpec
 from octavo.ops.base import OpSet
 
@@ -51,6 +51,10 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
         raise config.error(f"{heads} heads of {head_dim} over {kv_heads} KV heads do not divide evenly")
     layers = config.integer("num_hidden_layers", low=1, high=1 << 12)
     max_context = config.integer("max_position_embeddings", defaults.max_context, low=1)
+    rope = hf_rope(config, head_dim, max_context, defaults.rope, defaults.rope_layers)
+    if isinstance(rope.scaling, Dynamic):  # the configuration names the context of pretraining
+        max_context = rope.scaling.longest
+        rope = rope.scaling.at(max_context)
     return ModelSpec(
         architecture=name,
         hidden=hidden,
@@ -63,7 +67,7 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
         max_context=max_context,
         norm_eps=config.number("rms_norm_eps", defaults.norm_eps, high=1.0),
         tied=config.flag("tie_word_embeddings", defaults.tied),
-        ropes=(hf_rope(config, head_dim, max_context, defaults.rope, defaults.rope_layers),),
+        ropes=(rope,),
         layer_specs=(LayerSpec(),) * layers,
         act=config.choice("hidden_act", "silu", defaults.acts),
     )
