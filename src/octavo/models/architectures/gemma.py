@@ -30,11 +30,11 @@ _WINDOW = 4096
 _LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
 
 
-def hf_spec(config: ConfigReader, name: str, rope: RopeDefaults, max_context: int, rope_layers: str | None) -> ModelSpec:
+def hf_spec(config: ConfigReader, name: str, rope: RopeDefaults, context: int, rope_layers: str | None) -> ModelSpec:
     """All but windows and soft caps. rope_layers: the layer type whose rotary embedding is the first."""
     defaults = HFDefaults(
         tied=True,
-        max_context=max_context,
+        max_context=context,
         kv_heads=4,
         head_dim=256,
         rope=rope,
