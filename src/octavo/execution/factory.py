@@ -49,6 +49,7 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
         num_blocks = _num_blocks(plan)
         forward, lines = _load(plan, checkpoint, num_blocks, progress)
         info = _info(plan, checkpoint)
+        lines += [f"note       {note}" for note in checkpoint.notes]
     finally:
         checkpoint.close()
     return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)

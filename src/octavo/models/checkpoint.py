@@ -48,6 +48,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 class GgufCheckpoint:
     """A model in one GGUF file, or in the parts of a split one."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, path: Path) -> None:
         self.name = model_name(path)
         self._file = open_gguf(path)

@@ -16,12 +16,15 @@ import numpy as np
 from octavo.models.digest import file_digest
 from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
 from octavo.models.names import Found, match
+from octavo.models.quantised.weights import FileTensor, open_weights
 from octavo.models.registry import rules_of
-from octavo.models.safetensors import SUPPORTED_TYPES, StoredTensor, open_safetensors
 from octavo.models.spec import ModelError, ModelSpec, Tensor
 from octavo.models.store import cache_dir
+from octavo.ops.numeric import FLOAT_BYTES
 
 log = logging.getLogger("octavo.models")
+
+SUPPORTED_TYPES = (*FLOAT_BYTES, "G4", "G8")
 
 
 class HFCheckpoint:
@@ -38,19 +41,21 @@ class HFCheckpoint:
                 f"{folder}: the tokeniser knows {self.num_tokens} tokens, the embedding has {self.spec.vocab} rows"
             )
         self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
-        self._tensors, self._files = open_safetensors(folder)
+        weights = open_weights(folder)
+        self._tensors, self._files, self.notes = weights.tensors, weights.files, weights.notes
         self._found = {name: Found(tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
         _check_head(folder, self.spec, self._tensors)
         self._matched = match(str(folder), rules_of(self.spec), self._found, "hf")
         for name in self._matched.rules:
-            if self._found[name].source not in SUPPORTED_TYPES:
+            kind = self._found[name].source
+            if kind not in SUPPORTED_TYPES:
                 raise ModelError(
-                    f"{folder}: tensor {name} has type {self._found[name].source}, which is not supported; "
-                    f"supported: {', '.join(SUPPORTED_TYPES)}"
+                    f"{folder}: tensor {name} has type {kind}, which is not supported; supported: "
+                    f"{', '.join(FLOAT_BYTES)}, and quantised weights that config.json describes"
                 )
         for name in self._matched.unknown:
             log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
-        self.total_bytes = sum(len(self._tensors[name].data) for name in self._matched.rules)
+        self.total_bytes = sum(self._tensors[name].nbytes for name in self._matched.rules)
 
     def weights_id(self) -> str:
         """Over the weights and config.json, whose constants are part of what they compute."""
@@ -75,7 +80,7 @@ class HFCheckpoint:
         self._tensors = {}
 
 
-def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
+def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, FileTensor]) -> None:
     """A tied model may store its head too, but then it must be the embedding; an untied one must have a head."""
     head = tensors.get("lm_head.weight")
     embedding = tensors.get("model.embed_tokens.weight", tensors.get("embed_tokens.weight"))
@@ -99,5 +104,5 @@ def _aligned(data: memoryview) -> memoryview:
     return data if address % 4 == 0 else np.frombuffer(data, np.uint8).copy().data
 
 
-def _bytes(tensor: StoredTensor) -> Any:
+def _bytes(tensor: FileTensor) -> Any:
     return np.frombuffer(tensor.data, np.uint8)

@@ -76,10 +76,6 @@ def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
     """config.json, checked."""
     path = config_path(folder)
     config = ConfigReader(path, read_json(path, dict))
-    quantisation = config.section("quantization_config")
-    if quantisation is not None:
-        method = quantisation.string("quant_method", "unknown")
-        raise ModelError(f"{path}: quantization_config ({method}) is not supported; supported: bf16, f16, f32, or GGUF")
     return hf_model(config), read_json(path, HFConfig)
 
 

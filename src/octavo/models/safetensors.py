@@ -17,8 +17,6 @@ import msgspec
 from octavo.models.jsonfile import read_json
 from octavo.models.spec import ModelError
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16")
-
 _HEADER_LIMIT = 1 << 24
 _INDEX_LIMIT = 1 << 24
 _ITEM_BYTES = {
@@ -45,6 +43,10 @@ class StoredTensor:
     type: str
     shape: tuple[int, ...]
     data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
 
 
 def open_safetensors(folder: Path) -> tuple[dict[str, StoredTensor], list[Path]]:

@@ -154,6 +154,8 @@ class Checkpoint(Protocol):
     """Ids that the tokeniser knows."""
     total_bytes: int
     """Bytes of tensor data, for progress."""
+    notes: tuple[str, ...]
+    """What a user should know of how the file's weights were changed on the way, a sentence each."""
 
     def weights_id(self) -> str:
         """Digest of the content (cached by size, mtime and inode)."""

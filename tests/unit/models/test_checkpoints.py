@@ -216,7 +216,7 @@ def test_an_unknown_tensor_warns_and_a_rotary_table_does_not(tmp_path: Path, cap
         ({"use_qk_norm": True}, ["use_qk_norm", "false"]),
         ({"sliding_window": 64}, ["sliding_window", "64"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"quantization_config": {"quant_method": "quark"}}, ["quantization_config", "quark"]),
         ({"num_attention_heads": 0}, ["num_attention_heads"]),
         ({"num_key_value_heads": 3}, ["KV heads"]),
         ({"hidden_size": "64"}, ["config.json", "hidden_size"]),

@@ -1,0 +1,1 @@
+"""Quantised safetensors directories: each format's tensors as matrices in the rows that kernels know, one at a time."""
