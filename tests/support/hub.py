@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+REPO = Path(__file__).resolve().parents[2]
+FETCH = """
+import sys
+from octavo.models.locate import fetch_model
+from octavo.models.spec import ModelError
+for name in sys.argv[1:]:
+    try:
+        print(fetch_model(name, lambda what, fraction: None).path)
+    except ModelError as error:
+        print("refused:", error)
+"""
+OCTAVO = [sys.executable, "-m", "octavo.cli.main"]
+PULL = [*OCTAVO, "pull"]
 LARGE = 4096
 """Files from this size lie on the second server."""
 
@@ -236,3 +252,45 @@ class _Handler(BaseHTTPRequestHandler):
                 except TimeoutError:
                     continue
         self.wfile.write(body[half:])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One user's machine, and the Hub it reaches."""
+
+    hub: FakeHub
+    folder: Path
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
+        own |= {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return {**own, "OCTAVO_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(REPO / "src"), **changes}
+
+    def octavo(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """The command."""
+        environment = self.environment(**changes)
+        return subprocess.run([*OCTAVO, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+    def pull(self, name: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return self.octavo("pull", name, **changes)
+
+    def fetch(self, *names: str, **changes: str) -> list[str]:
+        """What the command does with each name, in one process: a path, or a refusal."""
+        command = [sys.executable, "-c", FETCH, *names]
+        environment = self.environment(**changes)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0 and len(lines) == len(names), done.stderr
+        return lines
+
+    def refusal(self, name: str, **changes: str) -> str:
+        (line,) = self.fetch(name, **changes)
+        assert line.startswith("refused: "), line
+        return line
+
+    def snapshot(self, repo: str) -> Path:
+        (folder,) = (self.folder / "hf" / "hub" / f"models--{repo.replace('/', '--')}" / "snapshots").iterdir()
+        return folder
+
+    def partials(self) -> list[Path]:
+        return list(self.folder.rglob("*.incomplete"))

@@ -109,6 +109,42 @@ def pull(model: str | None) -> None:
     run_pull(named(model), click.echo)
 
 
+@cli.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+@click.pass_context
+def models(context: click.Context, as_json: bool) -> None:
+    """List what is cached: the default model, models of the Hugging Face cache, packed weights."""
+    if context.invoked_subcommand is None:
+        from octavo.cli.models import show
+
+        show(click.echo, as_json)
+
+
+@models.command(name="rm")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--packed", is_flag=True, help="All packed weights; they are packed again when needed.")
+@click.option("--stale", is_flag=True, help="Packed weights that only another version of Octavo could read.")
+@click.option(
+    "--unused-for", type=FiniteRange(0, 36500), default=None, metavar="DAYS", help="Packed weights not used for DAYS."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_models(names: tuple[str, ...], packed: bool, stale: bool, unused_for: float | None, yes: bool) -> None:
+    """Remove cached models by NAME, with their packed weights, or packed weights alone.
+
+    Running engines are not disturbed.
+    """
+    from octavo.cli.models import Selection, remove
+
+    def confirm(question: str) -> bool:
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise ConfigError("octavo models rm asks before it removes, and there is no terminal; --yes would work")
+        return click.confirm(question)
+
+    remove(Selection(tuple(map(named, names)), packed, stale, unused_for), click.echo, confirm)
+
+
 def named(model: str | None) -> str:
     """The name as a configuration has it; empty is the default model."""
     if model is not None and not model.strip():

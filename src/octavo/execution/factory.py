@@ -18,6 +18,7 @@ from octavo.execution import machine
 from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
 from octavo.models.checkpoint import open_checkpoint
+from octavo.models.packed import note_use
 from octavo.models.spec import Checkpoint, ModelSpec
 from octavo.models.store import cache_dir, default_model
 from octavo.types import KVGroupSpec, ModelInfo
@@ -136,6 +137,8 @@ def _load(
     # The float32 form is for checking, and eight times the file's size: not worth the disk.
     directory = cache_dir() / "packed" if plan.config.model.precision == "bf16" else None
     arena = open_arena(plan.arena, checkpoint.weights_id(), checkpoint.tensors, directory, progress)
+    if arena.path is not None:
+        note_use(arena.path, plan.config.model.name or checkpoint.name, plan.config.model.path)
     forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, plan.groups, num_blocks)
     lines = [_kernels_line(plan.config)]
     if note := plan.arena.rounding():

@@ -115,6 +115,8 @@ class Arena:
     """"mapped" (from the cache), "packed" (now, and kept in the cache) or "memory" (not kept)."""
     problem: str | None = None
     """Why it was not kept."""
+    path: Path | None = None
+    """Where it is kept."""
 
     def weight(self, name: str) -> _native.Weight:
         e = self.plan.entries[name]
@@ -163,19 +165,19 @@ def open_arena(
     path = directory / f"{key}.arena"
     buffer = _map(path, plan)
     if buffer is not None:
-        return Arena(plan, buffer, "mapped")
+        return Arena(plan, buffer, "mapped", path=path)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             buffer = _map(path, plan)
             if buffer is not None:
-                return Arena(plan, buffer, "mapped")
+                return Arena(plan, buffer, "mapped", path=path)
             _write(path, plan, tensors, progress)
             buffer = _map(path, plan)
     except OSError as error:
         return _pack_in_memory(plan, tensors, progress, f"{directory}: {error.strerror or error}")
     assert buffer is not None, path
-    return Arena(plan, buffer, "packed")
+    return Arena(plan, buffer, "packed", path=path)
 
 
 def _index(plan: ArenaPlan) -> bytes:
