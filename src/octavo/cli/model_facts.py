@@ -123,7 +123,7 @@ def lines(facts: ModelFacts) -> list[str]:
     said = [f"files      {seen.kind}, {_size(seen.total_bytes)}, architecture {seen.architecture or 'not given'}"]
     if seen.types:
         types = ", ".join(f"{row.tensors} {row.type} ({_size(row.bytes)})" for row in seen.types)
-        said.append(f"tensors    {_count(seen.parameters)} values: {types}")
+        said.append(f"tensors    {_count(seen.parameters)} parameters: {types}")
     for what, names in (
         ("missing", seen.faults.missing),
         ("misshapen", seen.faults.misshapen),

@@ -27,6 +27,7 @@ SMALL = frozenset(
         "merges.txt",
         "chat_template.json",
         "quantize_config.json",
+        "quant_config.json",
         INDEX,
     )
 )

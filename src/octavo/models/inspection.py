@@ -21,6 +21,7 @@ from octavo.models.hf_config import config_path
 from octavo.models.jsonfile import read_json
 from octavo.models.metadata import Metadata
 from octavo.models.names import Found, Naming, compare
+from octavo.models.quantised.weights import open_weights
 from octavo.models.registry import gguf_model, hf_model, rules_of
 from octavo.models.safetensors import open_safetensors
 from octavo.models.spec import ModelError, ModelSpec
@@ -56,6 +57,9 @@ class Inspection:
     architecture: str | None = None
     """In the file's own words."""
     types: tuple[TypeCount, ...] = ()
+    """As the files have them."""
+    parameters: int = 0
+    """Values of the weights; 0 where a quantisation is not known."""
     faults: TensorFaults = field(default_factory=TensorFaults)
     spec: ModelSpec | None = None
     """None: refused before its sizes were known."""
@@ -63,11 +67,6 @@ class Inspection:
     """What the reader changes, such as a quantisation that is expanded."""
     refusal: str | None = None
     """Why it would not start, in one sentence."""
-
-    @property
-    def parameters(self) -> int:
-        """Values in the files; quantised safetensors keep some of them packed."""
-        return sum(row.values for row in self.types)
 
     @property
     def total_bytes(self) -> int:
@@ -85,15 +84,9 @@ def inspect(path: Path) -> Inspection:
     except ModelError as error:
         return replace(seen, refusal=seen.refusal or str(error))
     try:
-        notes: tuple[str, ...] = tuple(getattr(checkpoint, "notes", ()))
-        return replace(seen, spec=checkpoint.spec, notes=notes, faults=_known(seen), refusal=None)
+        return replace(seen, spec=checkpoint.spec, notes=checkpoint.notes, refusal=None)
     finally:
         checkpoint.close()
-
-
-def _known(seen: Inspection) -> TensorFaults:
-    """Of a model that opens, only tensors that nothing reads are left to tell."""
-    return replace(seen.faults, missing=(), misshapen=()) if not seen.faults.missing else TensorFaults()
 
 
 def _look(path: Path) -> Inspection:
@@ -115,6 +108,7 @@ def _look_at_gguf(path: Path) -> Inspection:
             kind=_kind("GGUF", len(file.paths)),
             architecture=_text(file.metadata.get("general.architecture")),
             types=_types(found, {name: tensor.nbytes for name, tensor in file.tensors.items()}),
+            parameters=sum(prod(tensor.shape) for tensor in file.tensors.values()),
         )
         try:
             spec = gguf_model(meta)
@@ -142,9 +136,13 @@ def _look_at_directory(folder: Path) -> Inspection:
     found = {name: Found(tensor.type, tensor.shape) for name, tensor in tensors.items()}
     types = _types(found, {name: len(tensor.data) for name, tensor in tensors.items()})
     seen = replace(seen, kind=_kind("safetensors", len(files)), types=types)
-    if seen.spec is None or values.get("quantization_config"):
-        return seen  # quantised tensors have names of their own
-    return replace(seen, faults=_faults(str(folder), seen.spec, found, "hf"))
+    try:
+        # Quantised matrices are several tensors of the files, and one of the model.
+        weights = {name: Found(one.type, one.shape) for name, one in open_weights(folder).tensors.items()}
+    except ModelError as error:
+        return replace(seen, refusal=seen.refusal or str(error))
+    seen = replace(seen, parameters=sum(prod(one.shape) for one in weights.values()))
+    return seen if seen.spec is None else replace(seen, faults=_faults(str(folder), seen.spec, weights, "hf"))
 
 
 def _faults(where: str, spec: ModelSpec, found: Mapping[str, Found], naming: Naming) -> TensorFaults:
