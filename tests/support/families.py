@@ -40,7 +40,7 @@ GRANITE = Case(
     "Granite",
     {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 0.7},
 )
-SMOLLM3 = Case("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]})
+SMOLLM3 = Case("SmolLM3", {"num_hidden_layers": 4})
 OLMO2 = Case("Olmo2")
 GEMMA2 = Case(
     "Gemma2",
@@ -122,6 +122,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
     },
     "smollm3": {
         "plain": SMOLLM3,
+        "layers named": SMOLLM3.with_(no_rope_layers=[1, 0, 1, 0]),
         "yarn": _rope(SMOLLM3, 2000000.0, **YARN),
         "window 8": SMOLLM3.with_(
             use_sliding_window=True,
@@ -174,7 +175,7 @@ WINDOWS = [
     ("gemma3", "plain"),
 ]
 
-NOT_IN_GGUF = {"dynamic", "yarn, betas", "some dense", "scale", "one cap", "no caps"}
+NOT_IN_GGUF = {"dynamic", "layers named", "yarn, betas", "some dense", "scale", "one cap", "no caps"}
 """What no converter writes."""
 
 

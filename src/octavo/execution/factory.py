@@ -19,6 +19,7 @@ from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.packed import note_use
+from octavo.models.rope import note as rope_note
 from octavo.models.spec import Checkpoint, ModelSpec
 from octavo.models.store import cache_dir, default_model
 from octavo.types import KVGroupSpec, ModelInfo
@@ -49,6 +50,8 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
         plan = _plan(config, checkpoint)
         num_blocks = _num_blocks(plan)
         forward, lines = _load(plan, checkpoint, num_blocks, progress)
+        if note := rope_note(checkpoint.spec, plan.config.model.max_model_len or checkpoint.spec.max_context):
+            lines.append(f"positions  {note}")
         info = _info(plan, checkpoint)
         lines += [f"note       {note}" for note in checkpoint.notes]
     finally:

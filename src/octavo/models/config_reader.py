@@ -81,6 +81,10 @@ class ConfigReader:
         self._read.add(key)
         return self.values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and null, where that means something else than leaving it out."""
+        return key in self.values and self.values[key] is None
+
     def _value(self, key: str, default: T) -> Any | T:
         self._read.add(key)
         value = self.values.get(key)
@@ -132,7 +136,7 @@ class ConfigReader:
     def choice(self, key: str, default: str, choices: Mapping[str, T]) -> T:
         """The meaning of one of the texts that are supported."""
         value = self.string(key, default)
-        if value not in choices:
+        if value is None or value not in choices:
             raise self.error(f"{self._prefix}{key} {value!r} is not supported; supported: {', '.join(choices)}")
         return choices[value]
 

@@ -17,30 +17,36 @@ from octavo.models.config_reader import short
 from octavo.models.gguf import GgufFile
 from octavo.models.spec import ModelError
 
-CHANGES_RESULTS: dict[str, float] = {
-    ".attention.alibi_bias_max": 0,
-    ".attention.max_alibi_bias": 0,
-    ".attention.clamp_kqv": 0,
-    ".attention.kv_lora_rank": 0,
-    ".attention.q_lora_rank": 0,
-    ".attention.scale": 0,
-    ".attention.sliding_window": 0,
-    ".attention.sliding_window_pattern": 0,
-    ".attention.temperature_length": 0,
-    ".attn_logit_softcapping": 0,
-    ".embedding_scale": 1,
-    ".expert_count": 0,
-    ".final_logit_softcapping": 0,
-    ".leading_dense_block_count": 0,
-    ".logit_scale": 1,
-    ".residual_scale": 1,
-    ".rope.freq_base_swa": 0,
-    ".rope.scaling.attn_factor": 1,
-    ".rope.scaling.factor": 1,
-    ".rope.scaling.type": 0,
-    ".ssm.conv_kernel": 0,
+CHANGES_RESULTS: dict[str, tuple[Any, ...]] = {
+    ".attention.alibi_bias_max": (0,),
+    ".attention.max_alibi_bias": (0,),
+    ".attention.causal": (True,),
+    ".attention.clamp_kqv": (0,),
+    ".attention.kv_lora_rank": (0,),
+    ".attention.q_lora_rank": (0,),
+    ".attention.scale": (0,),
+    ".attention.sliding_window": (0,),
+    ".attention.sliding_window_pattern": (0,),
+    ".attention.temperature_length": (0,),
+    ".attn_logit_softcapping": (0,),
+    ".embedding_scale": (0, 1),
+    ".expert_count": (0,),
+    ".final_logit_softcapping": (0,),
+    ".leading_dense_block_count": (0,),
+    ".logit_scale": (0, 1),
+    ".pooling_type": (0,),
+    ".residual_scale": (0, 1),
+    ".rope.dimension_sections": (),
+    ".rope.freq_base_swa": (0,),
+    ".rope.scaling.attn_factor": (0, 1),
+    ".rope.scaling.factor": (0, 1),
+    ".rope.scaling.type": ("none",),
+    ".rope.scaling.yarn_attn_factor": (0, 1),
+    ".rope.scaling.yarn_ext_factor": (-1, 1),
+    ".rope.scaling.yarn_log_multiplier": (0,),
+    ".ssm.conv_kernel": (0,),
 }
-"""Key -> the number (besides zero) that changes nothing."""
+"""Key -> values that change nothing."""
 
 
 class Metadata:
@@ -121,6 +127,6 @@ class Metadata:
         """Refuses settings that change results and that no reader of this architecture looked at."""
         for key, neutral in CHANGES_RESULTS.items():
             value = self.values.get(self.full(key))
-            if key in self._read or value is None or (isinstance(value, (int, float)) and value in (0, neutral)):
+            if key in self._read or value is None or (not isinstance(value, np.ndarray) and value in neutral):
                 continue
             raise self.error(f"metadata key {self.full(key)} is {short(value)}, which this architecture does not use")

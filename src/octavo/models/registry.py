@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.models.architecture import Architecture, Forward, TensorRule
-from octavo.models.architectures import gemma2, gemma3, llama
+from octavo.models.architectures import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
 from octavo.models.spec import ModelSpec
 
-ARCHITECTURES: tuple[Architecture, ...] = (llama.ARCHITECTURE, gemma2.ARCHITECTURE, gemma3.ARCHITECTURE)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    llama.ARCHITECTURE,
+    mistral.ARCHITECTURE,
+    qwen2.ARCHITECTURE,
+    qwen3.ARCHITECTURE,
+    phi3.ARCHITECTURE,
+    granite.ARCHITECTURE,
+    smollm3.ARCHITECTURE,
+    olmo2.ARCHITECTURE,
+    gemma2.ARCHITECTURE,
+    gemma3.ARCHITECTURE,
+)
 _BY_NAME = {one.name: one for one in ARCHITECTURES}
 
 

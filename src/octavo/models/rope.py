@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
-from octavo.models.spec import RopeSpec
+from octavo.models.spec import ModelSpec, RopeSpec
 
 F64 = npt.NDArray[np.float64]
 
@@ -36,6 +36,17 @@ _SECTION_KEYS = (
     "high_freq_factor", "short_factor", "long_factor", "short_mscale", "long_mscale", "finetuned", "mrope_section",
 )  # fmt: skip
 _MAX_CONTEXT = 1 << 31
+
+
+def note(spec: ModelSpec, context: int) -> str | None:
+    """What the user must know of frequencies that transformers would change with each prompt's length."""
+    kinds = sorted({rope.kind for rope in spec.ropes if rope.scaling is not None})
+    if not kinds:
+        return None
+    return (
+        f"{' and '.join(kinds)} frequencies are fixed for {context} positions (--max-model-len), where transformers "
+        "changes them with the length of each prompt"
+    )
 
 
 def base_frequencies(theta: float, rotary: int) -> F64:
@@ -125,6 +136,8 @@ class RopeDefaults:
 
     theta: float = 10000.0
     partial: float = 1.0
+    original: int | None = None
+    """The context of pretraining; None: what the scaling says, or else the model's context."""
 
 
 def hf_rope(
@@ -146,7 +159,12 @@ def hf_rope(
         return spec_of(base_frequencies(theta, _rotary(config, head_dim, partial)), "default")
     theta = section.number("rope_theta", theta, low=1.0)
     partial = section.number("partial_rotary_factor", partial, high=1.0)
-    return _scaled(config, section, theta, _rotary(config, head_dim, partial), max_context)
+    original = section.integer("original_max_position_embeddings", max_context, low=2, high=_MAX_CONTEXT)
+    # Some configurations keep it at the top, and then that one counts.
+    top = defaults.original or original
+    original = config.integer("original_max_position_embeddings", top, low=2, high=_MAX_CONTEXT)
+    contexts = _Contexts(max_context, original)
+    return _scaled(section, theta, _rotary(config, head_dim, partial), contexts)
 
 
 def _section(config: ConfigReader, layer_type: str | None) -> ConfigReader | None:
@@ -171,38 +189,39 @@ def _rotary(config: ConfigReader, head_dim: int, partial: float) -> int:
     return rotary
 
 
-def _scaled(config: ConfigReader, section: ConfigReader, theta: float, rotary: int, max_context: int) -> RopeSpec:
+@dataclass(frozen=True)
+class _Contexts:
+    model: int
+    original: int
+    """Of pretraining."""
+
+
+def _scaled(section: ConfigReader, theta: float, rotary: int, contexts: _Contexts) -> RopeSpec:
     name = "rope_type" if section.has("rope_type") or not section.has("type") else "type"
     kind = section.choice(name, "default", KINDS)
     frequencies = base_frequencies(theta, rotary)
     if kind == "default":
         return spec_of(frequencies, kind)
-    if kind == "longrope":
-        return _longrope(config, section, theta, rotary, max_context)
+    if kind == "longrope" or (kind == "yarn" and section.has("short_factor")):
+        return _longrope(section, theta, rotary, contexts)
     if kind == "yarn":
-        original = _original(config, section, max_context)
-        ratio = max_context / original if original != max_context else None
-        return _yarn(section, theta, rotary, section.number("factor", ratio, high=1e6), original)
+        return _yarn(section, theta, rotary, contexts)
     factor = section.number("factor", high=1e6)
     if kind == "linear":
         return spec_of(frequencies / factor, kind if factor != 1.0 else "default")
     if kind == "dynamic":
         if rotary <= 2:
-            raise config.error("rope_scaling of type 'dynamic' needs at least 4 rotated dimensions")
-        return Dynamic(theta, rotary, factor, max_context).at(max_context)
+            raise section.error("dynamic RoPE scaling needs at least 4 rotated dimensions")
+        return Dynamic(theta, rotary, factor, contexts.model).at(contexts.model)
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if high <= low:
         raise section.wrong("high_freq_factor", f"above low_freq_factor, which is {low:g}")
-    return spec_of(llama3(frequencies, factor, low, high, _original(config, section, max_context)), kind)
+    return spec_of(llama3(frequencies, factor, low, high, contexts.original), kind)
 
 
-def _original(config: ConfigReader, section: ConfigReader, default: int) -> int:
-    """The context of pretraining; some configurations keep it at the top, and then that one counts."""
-    inner = section.integer("original_max_position_embeddings", default, low=2, high=_MAX_CONTEXT)
-    return config.integer("original_max_position_embeddings", inner, low=2, high=_MAX_CONTEXT)
-
-
-def _yarn(section: ConfigReader, theta: float, rotary: int, factor: float, original: int) -> RopeSpec:
+def _yarn(section: ConfigReader, theta: float, rotary: int, contexts: _Contexts) -> RopeSpec:
+    ratio = contexts.model / contexts.original if contexts.original != contexts.model else None
+    factor = section.number("factor", ratio, high=1e6)
     betas = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
     if betas[0] < betas[1]:
         raise section.wrong("beta_fast", f"at least beta_slow, which is {betas[1]:g}")
@@ -211,16 +230,15 @@ def _yarn(section: ConfigReader, theta: float, rotary: int, factor: float, origi
         scale = section.number("attention_factor")
     elif section.has("mscale") and section.has("mscale_all_dim"):
         scale = yarn_scale(factor, section.number("mscale")) / yarn_scale(factor, section.number("mscale_all_dim"))
-    frequencies = yarn(theta, rotary, factor, original, betas, section.flag("truncate", True))
+    frequencies = yarn(theta, rotary, factor, contexts.original, betas, section.flag("truncate", True))
     return spec_of(frequencies, "yarn", scale)
 
 
-def _longrope(config: ConfigReader, section: ConfigReader, theta: float, rotary: int, max_context: int) -> RopeSpec:
-    original = _original(config, section, max_context)
-    factor = section.number("factor", max_context / original)
-    scale = section.number("attention_factor", longrope_scale(factor, original))
+def _longrope(section: ConfigReader, theta: float, rotary: int, contexts: _Contexts) -> RopeSpec:
+    factor = section.number("factor", contexts.model / contexts.original)
+    scale = section.number("attention_factor", longrope_scale(factor, contexts.original))
     short, long = section.numbers("short_factor", rotary // 2), section.numbers("long_factor", rotary // 2)
-    return LongRope(theta, short, long, scale, original).at(max_context)
+    return LongRope(theta, short, long, scale, contexts.original).at(contexts.model)
 
 
 def gguf_rope(meta: Metadata, head_dim: int, max_context: int, theta: float | None = None) -> RopeSpec:
@@ -232,18 +250,20 @@ def gguf_rope(meta: Metadata, head_dim: int, max_context: int, theta: float | No
     kind = meta.string(".rope.scaling.type", "linear")
     factor = meta.number(".rope.scaling.factor", 1.0)
     original = meta.integer(".rope.scaling.original_context_length", max_context, low=2)
+    if meta.number(".rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise meta.error(f"{meta.full('.rope.scaling.yarn_ext_factor')} must be 1")
     long = meta.vector("rope_factors_long.weight", rotary // 2)
     short = meta.vector("rope_factors_short.weight", rotary // 2)
     scale = meta.number(".rope.scaling.attn_factor", 1.0)
     if long is not None and short is not None:
         return LongRope(theta, short, long, scale, original).at(max_context)
+    if scale != 1.0 or kind not in ("linear", "none", "yarn"):
+        raise meta.error(f"RoPE scaling {kind!r} is not supported without factors; supported: none, linear, yarn")
     frequencies = base_frequencies(theta, rotary)
     if kind == "yarn" and factor != 1.0:
         betas = meta.number(".rope.scaling.yarn_beta_fast", 32.0), meta.number(".rope.scaling.yarn_beta_slow", 1.0)
         frequencies = yarn(theta, rotary, factor, original, betas, truncate=True)
-        return spec_of(frequencies, "yarn", yarn_scale(factor) * scale)
-    if scale != 1.0 or kind not in ("linear", "none", "yarn"):
-        raise meta.error(f"RoPE scaling {kind!r} is not supported without factors; supported: none, linear, yarn")
+        return spec_of(frequencies, "yarn", meta.number(".rope.scaling.yarn_attn_factor", yarn_scale(factor)))
     factors = meta.vector("rope_freqs.weight", rotary // 2)
     if factors is not None and any(value != 1.0 for value in factors):
         return spec_of(frequencies / np.asarray(factors), "llama3")

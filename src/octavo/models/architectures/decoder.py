@@ -45,7 +45,8 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
     defaults = defaults or HFDefaults()
     hidden = config.integer("hidden_size", low=1, high=1 << 20)
     heads = config.integer("num_attention_heads", low=1, high=1 << 14)
-    kv_heads = config.integer("num_key_value_heads", defaults.kv_heads or heads, low=1, high=heads)
+    kv_default = heads if config.is_null("num_key_value_heads") else defaults.kv_heads or heads
+    kv_heads = config.integer("num_key_value_heads", kv_default, low=1, high=heads)
     head_dim = config.integer("head_dim", defaults.head_dim or hidden // heads, low=1, high=1 << 12)
     if head_dim % 2 or heads % kv_heads:
         raise config.error(f"{heads} heads of {head_dim} over {kv_heads} KV heads do not divide evenly")
@@ -111,6 +112,29 @@ def gguf_decoder(meta: Metadata, name: str) -> ModelSpec:
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
     )
+
+
+def hf_window(config: ConfigReader, default: int | None) -> int | None:
+    """sliding_window; null says that there is none, absence what the class assumes."""
+    if config.is_null("sliding_window") or (default is None and not config.has("sliding_window")):
+        return None
+    return config.integer("sliding_window", default, low=1)
+
+
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+def hf_windows(config: ConfigReader, layers: int, window: int | None, sliding: Sequence[bool]) -> list[int | None]:
+    """One window a layer: where `layer_types` says so, or else where `sliding` does."""
+    names = config.items("layer_types", layers, str, "names")
+    if names is not None:
+        unknown = [name for name in names if name not in LAYER_TYPES]
+        if unknown:
+            raise config.error(f"layer_types has {unknown[0]!r}; supported: {', '.join(LAYER_TYPES)}")
+        sliding = [LAYER_TYPES[name] for name in names]
+        if any(sliding) and window is None:
+            raise config.error("layer_types has sliding_attention, but no sliding_window is in use")
+    return [window if slides else None for slides in sliding]
 
 
 def with_windows(spec: ModelSpec, windows: Sequence[int | None]) -> ModelSpec:
@@ -180,46 +204,92 @@ def pre_norm_rules(spec: ModelSpec, i: int, plus_one: bool = False) -> tuple[Ten
     )
 
 
-def decoder_rules(spec: ModelSpec, interleaved: bool = False) -> list[TensorRule]:
+def qk_norm_rules(spec: ModelSpec, i: int, whole_row: bool = False, plus_one: bool = False) -> list[TensorRule]:
+    """The norms of q and k: of each head, or of all heads' values together."""
+    rules = []
+    for letter, heads in (("q", spec.heads), ("k", spec.kv_heads)):
+        shape = (heads * spec.head_dim if whole_row else spec.head_dim,)
+        names = (f"self_attn.{letter}_norm.weight", f"attn_{letter}_norm.weight")
+        rules.append(layer_rule(i, f"attn.{letter}_norm.weight", shape, *names, plus_one=plus_one))
+    return rules
+
+
+def post_norm_rules(spec: ModelSpec, i: int, attention: str, plus_one: bool = False) -> tuple[TensorRule, TensorRule]:
+    """The norms after attention (under this Hugging Face name) and MLP."""
+    shape, hf = (spec.hidden,), "post_feedforward_layernorm.weight"
+    return (
+        layer_rule(i, "attn_post_norm.weight", shape, f"{attention}.weight", "post_attention_norm.weight", plus_one),
+        layer_rule(i, "mlp_post_norm.weight", shape, hf, "post_ffw_norm.weight", plus_one),
+    )
+
+
+def decoder_rules(spec: ModelSpec, interleaved: bool = False, qk_norm: bool = False) -> list[TensorRule]:
     """All tensors of a plain pre-norm decoder."""
     rules = [embed_rule(spec)]
     for i in range(spec.layers):
         before_attention, before_mlp = pre_norm_rules(spec, i)
-        rules += [before_attention, *attention_rules(spec, i, interleaved), before_mlp, *mlp_rules(spec, i)]
+        rules += [before_attention, *attention_rules(spec, i, interleaved)]
+        rules += qk_norm_rules(spec, i) if qk_norm else []
+        rules += [before_mlp, *mlp_rules(spec, i)]
     return rules + end_rules(spec)
 
 
 # --- Forward passes -------------------------------------------------------------------------------------
 
 
-def attention(ops: OpSet[V], spec: ModelSpec, i: int, h: V) -> V:
-    """Attention of layer i over the normed rows h, before the output product."""
+# Rows "h" are what a product reads (bf16 on the bf16 path), the stream "x" and results of products are float rows.
+
+
+def embed(ops: OpSet[V], spec: ModelSpec) -> V:
+    return ops.embed("embed.weight", spec.embed_scale)
+
+
+def norm(ops: OpSet[V], spec: ModelSpec, x: V, weight: str, residual: V | None = None) -> V:
+    return ops.rms_norm(x, weight, spec.norm_eps, residual)
+
+
+def qkv_product(ops: OpSet[V], spec: ModelSpec, i: int, h: V) -> V:
+    """q, k and v of layer i side by side."""
     attn = f"layers.{i}.attn"
-    qkv = ops.linear(h, names(attn, "qkv", "weight"), names(attn, "qkv", "bias") if spec.qkv_bias else None)
-    q = ops.rope_and_store(qkv, i, spec.heads)
+    return ops.linear(h, names(attn, "qkv", "weight"), names(attn, "qkv", "bias") if spec.qkv_bias else None)
+
+
+def qk_norm(ops: OpSet[V], spec: ModelSpec, i: int, qkv: V) -> V:
+    """q and k normed, each head or the whole row, as the weights' sizes say."""
+    attn = f"layers.{i}.attn"
+    return ops.qk_norm(qkv, f"{attn}.q_norm.weight", f"{attn}.k_norm.weight", spec.norm_eps, i, spec.heads)
+
+
+def attention(ops: OpSet[V], spec: ModelSpec, i: int, qkv: V) -> V:
+    """Rotates, stores and attends as layer i does; heads side by side, before the output product."""
+    layer = spec.layer_specs[i]
+    q = ops.rope_and_store(qkv, i, spec.heads, layer.rope)
     ops.layer_written(i)
-    return ops.attention(q, i, spec.heads, spec.score_scale, spec.layer_specs[i].window)
+    return ops.attention(q, i, spec.heads, spec.score_scale, layer.window, spec.attn_softcap)
 
 
-def output(ops: OpSet[V], spec: ModelSpec, i: int, a: V, x: V) -> V:
-    """The attention's output product, added to the stream x."""
+def output(ops: OpSet[V], spec: ModelSpec, i: int, a: V, x: V | None = None) -> V:
+    """The attention's output product, added to the stream x where one is given."""
     attn = f"layers.{i}.attn"
-    return ops.linear(a, [f"{attn}.o.weight"], [f"{attn}.o.bias"] if spec.o_bias else None, residual=x)
+    bias = [f"{attn}.o.bias"] if spec.o_bias else None
+    return ops.linear(a, [f"{attn}.o.weight"], bias, x, spec.residual_scale)
 
 
-def mlp(ops: OpSet[V], spec: ModelSpec, i: int, h: V, x: V) -> V:
-    """The gated MLP of layer i over the normed rows h, added to the stream x."""
+def mlp(ops: OpSet[V], spec: ModelSpec, i: int, h: V, x: V | None = None, fused: bool = False) -> V:
+    """The gated MLP of layer i, added to the stream x where one is given. fused: gate and up are one tensor."""
     part = f"layers.{i}.mlp"
-    both = [f"{part}.gate", f"{part}.up"]
+    both = [f"{part}.gate_up"] if fused else [f"{part}.gate", f"{part}.up"]
     up = ops.linear(h, [f"{n}.weight" for n in both], [f"{n}.bias" for n in both] if spec.mlp_bias else None)
     h = ops.silu_mul(up) if spec.act == "silu" else ops.gelu_mul(up)
-    return ops.linear(h, [f"{part}.down.weight"], [f"{part}.down.bias"] if spec.mlp_bias else None, residual=x)
+    bias = [f"{part}.down.bias"] if spec.mlp_bias else None
+    return ops.linear(h, [f"{part}.down.weight"], bias, x, spec.residual_scale)
 
 
 def head(ops: OpSet[V], spec: ModelSpec, x: V, num_tokens: int) -> V:
     """The last norm, the logits of the rows that need them, and the draw."""
-    x = ops.rms_norm(ops.gather_rows(x), "norm.weight", spec.norm_eps)
-    logits = ops.logits(x, "embed.weight" if spec.tied else "head.weight")
+    x = norm(ops, spec, ops.gather_rows(x), "norm.weight")
+    weight = "embed.weight" if spec.tied else "head.weight"
+    logits = ops.logits(x, weight, spec.logit_scale, spec.logit_softcap)
     ops.sample(logits, num_tokens)
     return logits
 
