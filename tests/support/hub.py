@@ -262,7 +262,7 @@ class Machine:
     folder: Path
 
     def environment(self, **changes: str) -> dict[str, str]:
-        own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
+        own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_", "TRANSFORMERS_"))}
         own |= {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         return {**own, "OCTAVO_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(REPO / "src"), **changes}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import click
 
@@ -106,7 +107,7 @@ def pull(model: str | None) -> None:
     """Download MODEL (ORG/NAME[@REVISION], hf:ORG/NAME:FILE.gguf; none: the default one), or renew it, and check it."""
     from octavo.cli.pull import pull as run_pull
 
-    run_pull(named(model), click.echo)
+    run_pull(named(model), click.echo, partial(click.echo, err=True))
 
 
 @cli.group(invoke_without_command=True)

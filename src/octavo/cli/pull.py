@@ -10,9 +10,13 @@ from octavo.models.locate import fetch_model
 from octavo.models.spec import ModelError
 
 
-def pull(name: str, say: Callable[[str], None]) -> None:
+def pull(name: str, say: Callable[[str], None], say_error: Callable[[str], None]) -> None:
     """Raises ModelError where the model cannot be fetched, or is none that can be served."""
-    found = fetch_model(name)
+    try:
+        found = fetch_model(name)
+    except KeyboardInterrupt:
+        say_error("octavo: stopped; what has come is kept, and the same command goes on")
+        raise SystemExit(130) from None
     seen, text = inspect(found.path), text_facts(found.path)
     refusal = seen.refusal or text.refusal
     say(found.name or found.path.stem)

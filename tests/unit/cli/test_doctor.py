@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from octavo.cli.model_facts import as_json, lines, model_facts
-from octavo.config import EngineConfig, KVConfig, ModelConfig
+from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig
 from octavo.models.safetensors import read_safetensors
+from tests.support.quantised import awq, write_quantised
 from tests.support.tiny import Tiny, write_gguf, write_hf, write_safetensors
 
 TINY = Tiny(max_context=64)
@@ -54,6 +55,16 @@ def test_a_directory_is_described_as_its_own_files_name_things(tmp_path: Path) -
     assert facts["starts"] and facts["kind"] == "safetensors, 3 files" and facts["architecture"] == "LlamaForCausalLM"
     assert [row["type"] for row in facts["types"]] == ["BF16"]
     assert facts["tokeniser"]["kind"] == "byte-level BPE"
+
+
+def test_a_quantised_directory_is_told_in_its_own_types_and_as_a_model(tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    engine = EngineConfig(kv=KVConfig(size_tokens=256), execution=ExecutionConfig(backend="reference"))
+    facts = facts_of(write_quantised(tmp_path / "m", awq(), config, TINY).path, engine)
+    assert facts["starts"], facts["refusal"]
+    assert {row["type"] for row in facts["types"]} == {"I32", "F16", "F32"}
+    assert facts["tensors"] == {"missing": [], "unknown": [], "misshapen": []}
+    assert facts["parameters"] == facts_of(write_hf(tmp_path / "plain", TINY).path)["parameters"]
 
 
 def test_every_tensor_that_is_missing_wrong_or_unknown_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,17 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(machine: Machine, g
     assert (machine.snapshot("org/q") / "a.gguf").read_bytes() == gguf and machine.partials() == []
 
 
+def test_ctrl_c_keeps_what_has_come_and_says_so(machine: Machine, gguf: bytes) -> None:
+    machine.hub.add("org/q", {"a.gguf": gguf})
+    machine.hub.stall.set()
+    process = subprocess.Popen([*PULL, "org/q"], env=machine.environment(), stderr=subprocess.PIPE, text=True)
+    assert machine.hub.half_way.wait(60)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said.splitlines()[-1].startswith("octavo: stopped") and "Traceback" not in said
+    assert len(machine.partials()) == 1
+
+
 def test_a_connection_that_is_cut_is_taken_up_in_the_same_run(machine: Machine, gguf: bytes) -> None:
     machine.hub.add("org/q", {"a.gguf": gguf})
     machine.hub.cut_after = 6000
@@ -160,7 +172,7 @@ def test_refusals_are_one_sentence_that_says_what_to_do(machine: Machine, conten
     says = {
         "org/gated": "accept its terms at .*set HF_TOKEN",
         "org/pickles": "may run code",
-        "org/data": "no model that can be served",
+        "org/data": "no model that can be served: it holds neither",
         "org/broken": "answered 500 .* try again",
         "org/page": "check HF_ENDPOINT",
         "org/forbidden": "check HF_TOKEN",
