@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 ROWS = 256
 """Of a step: a prompt and its noise fit."""
 
-LANDED = ("llama", "gemma2", "gemma3")
+LANDED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3", "olmo2", "gemma2", "gemma3")
 CASES = [(family, name) for family in LANDED for name in FAMILIES[family]]
 LENGTHS = (7, 8, 9, 16, 17, 40)
 CHUNKS = (None, 5, 20)

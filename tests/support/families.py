@@ -110,7 +110,8 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "partial": _rope(PHI3.with_(hidden_size=64), rope_type="default", partial_rotary_factor=0.75),
         "window 8": PHI3.with_(sliding_window=8),
         "longrope, short": _rope(
-            Case("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64}, context=64), **_longrope(12, 64)
+            Case("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 128}, context=128),
+            **_longrope(12, 128),
         ),
         "longrope, long": _rope(
             Case("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64}, context=128), **_longrope(12, 64)
@@ -170,6 +171,7 @@ WINDOWS = [
     ("mistral", "window 8"),
     ("mistral", "window 33"),
     ("qwen2", "window 8"),
+    ("phi3", "window 8"),
     ("smollm3", "window 8"),
     ("gemma2", "plain"),
     ("gemma3", "plain"),
