@@ -37,6 +37,10 @@ class ModelConfig:
     """"bf16", or "float32" (float32 activations and KV pages; slow; for checking against other engines)."""
     max_model_len: int | None = None
     """Longest prompt + output, tokens. None: the model's context, or what the KV pool holds if that is less."""
+    generation_config: str = "model"
+    """"model": where a request leaves a sampling field out, the model's suggestion holds; "none": the API's default."""
+    chat_template: str | None = None
+    """A file with a template, or the name of one of the model's; None: the model's default one."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,7 @@ def check_choices(config: EngineConfig) -> None:
             raise ConfigError(f"{flag} {value} is outside {low} to {high}; {near} would work")
 
     one_of("--precision", config.model.precision, ("bf16", "float32"))
+    one_of("--generation-config", config.model.generation_config, ("model", "none"))
     one_of("--policy", config.scheduler.policy, ("continuous", "static"))
     one_of("--backend", config.execution.backend, ("cpu", "reference"))
     one_of("--attention", config.execution.attention, ("tiled", "naive"))

@@ -62,7 +62,7 @@ class LLM:
         from octavo.server.text import load_text
 
         config = _with_path(model, config)
-        self._text = load_text(load_tokenizer(config.model.path))
+        self._text = load_text(load_tokenizer(config.model.path), config.model.chat_template)
         loading = _Loading(sys.stderr)
         try:
             self._executor = build_executor(config, loading)
@@ -75,7 +75,7 @@ class LLM:
         self.info = self._executor.info
         self.report: tuple[str, ...] = self._executor.report
         self.max_model_len = self._core.ready().max_model_len
-        self._inputs = Inputs(self._text, ModelLimits(self.info.num_tokens, self.max_model_len))
+        self._inputs = Inputs(self._text, ModelLimits(self.info.num_tokens, self.max_model_len, self.info.sampling))
         self._ids = itertools.count(1)
         self._inbox: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
         # Reentrant, for an iterator may be collected, and so ended, while its own thread holds the lock.
@@ -93,7 +93,8 @@ class LLM:
 
         Keywords: max_tokens (16; None: the rest of the context), temperature (1), top_k, top_p, min_p, seed, stop
         (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), include_stop_str_in_output,
-        skip_special_tokens, and the three penalties. None is the default.
+        skip_special_tokens, and the three penalties. None is the default: what the model suggests
+        (`info.sampling`), else as above.
         """
         self._check_usable()
         batch, many = self._inputs.prompts(prompts)

@@ -167,6 +167,23 @@ class KVGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's makers suggest where a request leaves a field out. None: the API's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    source: str = ""
+    """The file that says so, for people."""
+
+    def chosen(self) -> dict[str, float]:
+        """The fields that have a suggestion."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What scheduler and server need to know of a loaded model."""
 
@@ -186,6 +203,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Names every choice that may change bits (arithmetic contract, KV precision, RoPE, attention kind)."""
     weights_bytes: int
     """Size of the packed weights in memory."""
+    sampling: SamplingDefaults = SamplingDefaults()
+    """Of generation_config, unless switched off."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

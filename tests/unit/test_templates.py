@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import octavo
+from octavo.config import ConfigError
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.server.templates import ChatTemplate, ChatTemplateError, TemplateLimits, normalise
+from octavo.server.text import load_text
 from tests.support.tiny import CHAT_TEMPLATE, write_hf
 
 Make = Callable[..., ChatTemplate]
@@ -355,3 +357,19 @@ def test_a_named_list_of_templates_gives_its_default(tmp_path: Path) -> None:
     config["chat_template"] = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     assert load_tokenizer(path).chat_template == "yes"
+
+
+def test_a_template_is_chosen_by_file_or_name(tmp_path: Path) -> None:
+    path = without_template(tmp_path / "m")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": "rag", "template": "named"}, {"name": "default", "template": "usual"}]
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own.jinja").write_text("mine")
+    tokenizer = load_tokenizer(path)
+    chosen = {None: "usual", "rag": "named", str(tmp_path / "own.jinja"): "mine"}
+    for name, expected in chosen.items():
+        side = load_text(tokenizer, name)
+        assert side.chat(USER) == tokenizer.encode(expected)
+        side.close()
+    with pytest.raises(ConfigError, match=r"--chat-template 'missing\.jinja' .*rag, default.*\.jinja"):
+        load_text(tokenizer, "missing.jinja")

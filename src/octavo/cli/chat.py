@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from octavo.config import ConfigError, EngineConfig
 
 Message = dict[str, str]
+USUAL_TEMPERATURE = 0.7
+"""Where neither the user nor the model says."""
 
 
 class Refused(Exception):
@@ -31,7 +33,8 @@ class ChatOptions:
     """How answers are drawn."""
 
     system: str | None
-    temperature: float
+    temperature: float | None
+    """None: the server's default; of an engine here, the model's or 0.7."""
     max_tokens: int
     seed: int | None
 
@@ -65,12 +68,11 @@ class ServerSource:
         body: dict[str, Any] = {
             "model": self.model(),
             "messages": messages,
-            "temperature": options.temperature,
             "max_tokens": options.max_tokens,
             "stream": True,
         }
-        if options.seed is not None:
-            body["seed"] = options.seed
+        body |= {"temperature": options.temperature} if options.temperature is not None else {}
+        body |= {"seed": options.seed} if options.seed is not None else {}
         with closing(self.connect()) as connection:
             response = self.ask(connection, "POST", "/v1/chat/completions", json.dumps(body))
             try:
@@ -110,9 +112,12 @@ class EngineSource:
     def stream(self, messages: list[Message], options: ChatOptions) -> Iterator[str]:
         from octavo.llm import REFUSALS
 
+        temperature = options.temperature
+        if temperature is None and self.llm.info.sampling.temperature is None:
+            temperature = USUAL_TEMPERATURE
         try:
             yield from self.llm.stream_chat(
-                messages, temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
+                messages, temperature=temperature, max_tokens=options.max_tokens, seed=options.seed
             )
         except REFUSALS as error:
             raise Refused(str(error)) from error

@@ -48,11 +48,21 @@ def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float, acce
 @engine_options
 @click.option("--url", default=None, help="Talk to this server (http://host:port) instead of an engine of its own.")
 @click.option("--system", default=None, help="System message.")
-@click.option("--temperature", type=FiniteRange(0, 2), default=0.7, show_default=True)
+@click.option(
+    "--temperature",
+    type=FiniteRange(0, 2),
+    default=None,
+    help="Randomness  [default: the model's, else 0.7; with --url the server's]",
+)
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Longest answer.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=None, help="Makes answers repeatable.")
 def chat(
-    engine: EngineConfig, url: str | None, system: str | None, temperature: float, max_tokens: int, seed: int | None
+    engine: EngineConfig,
+    url: str | None,
+    system: str | None,
+    temperature: float | None,
+    max_tokens: int,
+    seed: int | None,
 ) -> None:
     """Chat in the terminal; answers stream. /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from octavo.cli.chat import ChatOptions, run_chat
@@ -65,14 +75,23 @@ def chat(
 @engine_options
 @click.option("--prompt", "-p", required=True, help="Text to continue; with --chat, the user's message.")
 @click.option("--chat/--no-chat", "as_chat", default=True, show_default=True, help="Use the model's chat template.")
-@click.option("--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True)
+@click.option(
+    "--temperature",
+    type=FiniteRange(0, 2),
+    default=None,
+    help="Randomness  [default: the model's, else 0, which is none]",
+)
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-def run(engine: EngineConfig, prompt: str, as_chat: bool, temperature: float, max_tokens: int, seed: int) -> None:
+def run(
+    engine: EngineConfig, prompt: str, as_chat: bool, temperature: float | None, max_tokens: int, seed: int
+) -> None:
     """Answer one prompt and exit."""
     from octavo.llm import LLM, REFUSALS
 
     with LLM(config=with_model(engine)) as llm:
+        if temperature is None and llm.info.sampling.temperature is None:
+            temperature = 0.0
         messages = [{"role": "user", "content": prompt}]
         generate = llm.chat if as_chat else llm.generate
         try:

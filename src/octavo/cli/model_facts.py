@@ -43,6 +43,8 @@ class PlanFacts:
     kinds: dict[str, int]
     """Kind of packed matrix -> how many."""
     rounding: str | None
+    sampling: dict[str, float]
+    """What the model suggests where a request leaves a field out."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def plan_facts(path: Path, engine: EngineConfig) -> PlanFacts:
         kv_groups={group.name: group.bytes_per_token for group in plan.groups},
         kinds=dict(kinds),
         rounding=plan.arena.rounding() if plan.arena is not None else None,
+        sampling=plan.sampling.chosen(),
     )
 
 
@@ -190,6 +193,8 @@ def _plan_lines(plan: PlanFacts) -> list[str]:
     said = [*explain(plan.config, plan.budget), f"KV/token   {groups}", f"packed as  {kinds}"]
     if plan.rounding:
         said.append(f"numbers    {plan.rounding}")
+    suggested = ", ".join(f"{name} {value:g}" for name, value in plan.sampling.items())
+    said.append(f"sampling   {suggested or 'temperature 1'} where a request leaves it out")
     said.append(
         f"runs       {execution.isa or execution.backend}, {execution.threads} threads, {execution.attention} "
         f"attention, program {'on' if execution.program else 'off'}"

@@ -63,6 +63,15 @@ _OPTIONS = [
     click.option("--name", default=None, help="Model name shown by the API."),
     click.option("--precision", default="bf16", show_default=True, help="bf16 or float32 (slow, for checking)."),
     click.option("--max-model-len", type=int, default=None, help="Longest prompt + output, tokens [the model's]."),
+    click.option(
+        "--generation-config",
+        default="model",
+        show_default=True,
+        help="Sampling where a request says nothing: model (its makers' suggestions) or none (the API's defaults).",
+    ),
+    click.option(
+        "--chat-template", default=None, help="A Jinja file, or the name of one of the model's templates [default]."
+    ),
     click.option("--kv-memory", type=Size(), default=None, help="Size of the KV pool, such as 2G [from free memory]."),
     click.option("--kv-tokens", type=int, default=None, help="Size of the KV pool in tokens, instead of bytes."),
     click.option("--block-size", type=int, default=_DEFAULTS.kv.block_size, show_default=True, help="Tokens a block."),
@@ -126,6 +135,8 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             name=values["name"],
             precision=values["precision"],
             max_model_len=values["max_model_len"],
+            generation_config=values["generation_config"],
+            chat_template=values["chat_template"],
         ),
         kv=KVConfig(
             size_bytes=values["kv_memory"],

@@ -22,7 +22,7 @@ from octavo.models.packed import note_use
 from octavo.models.rope import note as rope_note
 from octavo.models.spec import Checkpoint, ModelSpec
 from octavo.models.store import cache_dir, default_model
-from octavo.types import KVGroupSpec, ModelInfo
+from octavo.types import KVGroupSpec, ModelInfo, SamplingDefaults
 
 if TYPE_CHECKING:
     from octavo.ops.cpu.packing import ArenaPlan
@@ -39,6 +39,7 @@ class Plan:
     groups: tuple[KVGroupSpec, ...]
     arena: ArenaPlan | None
     """None on the reference back end."""
+    sampling: SamplingDefaults
 
 
 def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
@@ -54,6 +55,7 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
             lines.append(f"positions  {note}")
         info = _info(plan, checkpoint)
         lines += [f"note       {note}" for note in checkpoint.notes]
+        lines += sampling_lines(plan.sampling)
     finally:
         checkpoint.close()
     return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)
@@ -104,6 +106,7 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
 
 def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
     check_choices(config)
+    sampling = _sampling(config, checkpoint)
     spec, sources = checkpoint.spec, checkpoint.sources()
     if config.execution.backend == "reference":
         groups = kv_groups(spec, lambda layers: 2 * layers * spec.kv_heads * spec.head_dim * 4)
@@ -111,7 +114,7 @@ def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
         # NumPy has no instruction sets of ours to choose between.
         config = replace(config, execution=replace(config.execution, isa=None))
         resolved, budget = resolve(config, _facts(spec, groups, weights, machine.cpu_count(), ("numpy",)))
-        return Plan(resolved, budget, groups, None)
+        return Plan(resolved, budget, groups, None, sampling)
     from octavo import _native
     from octavo.ops.cpu.packing import plan_arena
 
@@ -120,7 +123,7 @@ def _plan(config: EngineConfig, checkpoint: Checkpoint) -> Plan:
     bytes_per_token = _native.KVPool.bytes_per_token
     groups = kv_groups(spec, lambda layers: bytes_per_token(layers, spec.kv_heads, spec.head_dim, float32))
     resolved, budget = resolve(config, _facts(spec, groups, arena.size, _native.cpu_count(), tuple(_native.isas())))
-    return Plan(resolved, budget, groups, arena)
+    return Plan(resolved, budget, groups, arena, sampling)
 
 
 def _load(
@@ -197,4 +200,15 @@ def _info(plan: Plan, checkpoint: Checkpoint) -> ModelInfo:
         weights_id=checkpoint.weights_id(),
         numerics_id=numerics_id(plan.config, spec),
         weights_bytes=plan.budget.weights,
+        sampling=plan.sampling,
     )
+
+
+def _sampling(config: EngineConfig, checkpoint: Checkpoint) -> SamplingDefaults:
+    return checkpoint.sampling() if config.model.generation_config == "model" else SamplingDefaults()
+
+
+def sampling_lines(defaults: SamplingDefaults) -> list[str]:
+    """What a request gets that leaves sampling to us; no line where that is the API's own defaults."""
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.chosen().items())
+    return [f"sampling   {values} where a request leaves them out ({defaults.source})"] if values else []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.models.digest import model_digest
+from octavo.models.generation import gguf_sampling
 from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES
 from octavo.models.gguf_parts import gguf_of, model_name, open_gguf
 from octavo.models.metadata import Metadata
@@ -20,6 +21,7 @@ from octavo.models.names import Found, match
 from octavo.models.registry import gguf_model, rules_of
 from octavo.models.spec import Checkpoint, ModelError, Tensor
 from octavo.models.store import cache_dir
+from octavo.types import SamplingDefaults
 
 log = logging.getLogger("octavo.models")
 
@@ -73,6 +75,9 @@ class GgufCheckpoint:
                 "%s: tensor %s is not part of a %s model and is ignored", path.name, name, self.spec.architecture
             )
         self.total_bytes = sum(self._file.tensors[name].nbytes for name in self._matched.rules)
+
+    def sampling(self) -> SamplingDefaults:
+        return gguf_sampling(Metadata(self._file))
 
     def weights_id(self) -> str:
         return model_digest(self._file.paths, cache_dir())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from octavo.models.digest import file_digest
+from octavo.models.generation import hf_sampling
 from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
 from octavo.models.names import Found, match
 from octavo.models.quantised.weights import FileTensor, open_weights
@@ -21,6 +22,7 @@ from octavo.models.registry import rules_of
 from octavo.models.spec import ModelError, ModelSpec, Tensor
 from octavo.models.store import cache_dir
 from octavo.ops.numeric import FLOAT_BYTES
+from octavo.types import SamplingDefaults
 
 log = logging.getLogger("octavo.models")
 
@@ -56,6 +58,9 @@ class HFCheckpoint:
         for name in self._matched.unknown:
             log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
         self.total_bytes = sum(self._tensors[name].nbytes for name in self._matched.rules)
+
+    def sampling(self) -> SamplingDefaults:
+        return hf_sampling(self._folder)
 
     def weights_id(self) -> str:
         """Over the weights and config.json, whose constants are part of what they compute."""

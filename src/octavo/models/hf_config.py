@@ -14,6 +14,8 @@ import msgspec
 from octavo.models.config_reader import ConfigReader
 from octavo.models.jsonfile import TOKENIZER_BYTES, read_json
 from octavo.models.registry import hf_model
+from octavo.models.sentencepiece import CONTROL, UNKNOWN, USER_DEFINED
+from octavo.models.sentencepiece_file import MAKE_JSON, SentencePieceModel, read_sentencepiece
 from octavo.models.spec import ModelError, ModelSpec
 
 Eos = int | list[int] | None
@@ -80,11 +82,16 @@ def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
 
 
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
-    """The facts of tokenizer.json."""
+    """The facts of tokenizer.json, or of tokenizer.model and what tokenizer_config.json adds to it."""
     path = folder / "tokenizer.json"
     if not path.is_file():
+        if (folder / "tokenizer.model").is_file():
+            return _sentencepiece_facts(folder)
         config_path(folder)
-        raise ModelError(f"{folder} holds no tokenizer.json, without which the model cannot read or write text")
+        raise ModelError(
+            f"{folder} holds no tokenizer.json and no tokenizer.model, without which the model cannot read or write "
+            f"text; {MAKE_JSON}"
+        )
     facts = read_json(path, TokenizerFacts, TOKENIZER_BYTES)
     vocab = facts.model.vocab
     ids = [token.id for token in facts.added_tokens]
@@ -94,10 +101,42 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
     return facts
 
 
+def sentencepiece_of(folder: Path) -> SentencePieceModel:
+    """The directory's tokenizer.model."""
+    return read_sentencepiece(folder / "tokenizer.model")
+
+
+def _sentencepiece_facts(folder: Path) -> TokenizerFacts:
+    model = sentencepiece_of(folder)
+    added = {
+        i: AddedToken(i, token, kind != USER_DEFINED)
+        for i, (token, kind) in enumerate(zip(model.tokens, model.types, strict=True))
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED) and token
+    }
+    more = tokenizer_config(folder).get("added_tokens_decoder")
+    for key, value in more.items() if isinstance(more, dict) else ():
+        text = value.get("content") if isinstance(value, dict) else None
+        if not (key.isascii() and key.isdigit() and int(key) < 1 << 24 and isinstance(text, str) and text):
+            raise ModelError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder has a wrong entry {key[:20]!r}")
+        added[int(key)] = AddedToken(int(key), text, value.get("special") is True)
+    vocab = {token: i for i, token in enumerate(model.tokens)}
+    return TokenizerFacts(model=_Model(vocab=vocab), added_tokens=list(added.values()))
+
+
+def model_type(folder: Path) -> str:
+    """config.json's word for the family; empty where there is none."""
+    path = folder / "config.json"
+    found = read_json(path, dict).get("model_type") if path.is_file() else None
+    return found if isinstance(found, str) else ""
+
+
 def special_strings(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on of tokenizer_config.json."""
+    """bos_token, eos_token and so on of tokenizer_config.json, else tokenizer.model's own."""
     config = tokenizer_config(folder)
     found = {}
+    if not (folder / "tokenizer.json").is_file() and (folder / "tokenizer.model").is_file():
+        model = sentencepiece_of(folder)
+        found = {name: model.tokens[i] for name, i in model.ids.items()}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(name)
         if isinstance(value, dict):

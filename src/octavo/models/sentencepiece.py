@@ -46,8 +46,6 @@ class Pieces:
     """A space is put before text, and before what follows a control token."""
     squeeze: bool = False
     """Spaces at both ends are dropped, and runs of them become one."""
-    character_map: bytes = b""
-    """A table of replacements, in SentencePiece's format."""
 
 
 def build(pieces: Pieces, cache: Path) -> Backend:
@@ -68,10 +66,8 @@ def build(pieces: Pieces, cache: Path) -> Backend:
 
 
 def _normalizers(pieces: Pieces) -> list[Any]:
-    """In SentencePiece's order: replacements, spaces, the space in front, the visible space."""
+    """In SentencePiece's order: spaces, the space in front, the visible space."""
     stages: list[Any] = []
-    if pieces.character_map:
-        stages.append(normalizers.Precompiled(pieces.character_map))
     if pieces.squeeze:
         stages += [normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if pieces.prefix:

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from octavo.types import SamplingDefaults
+
 
 class RopeScaling(Protocol):
     """A rotary embedding whose frequencies depend on the context that the engine serves (dynamic, longrope)."""
@@ -156,6 +158,10 @@ class Checkpoint(Protocol):
     """Bytes of tensor data, for progress."""
     notes: tuple[str, ...]
     """What a user should know of how the file's weights were changed on the way, a sentence each."""
+
+    def sampling(self) -> SamplingDefaults:
+        """What the model's makers suggest for drawing answers."""
+        ...
 
     def weights_id(self) -> str:
         """Digest of the content (cached by size, mtime and inode)."""

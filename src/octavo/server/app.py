@@ -213,7 +213,7 @@ def _small_routes(service: Service) -> list[Route]:
         return answer(request, _model(service))
 
     async def openapi(request: Request) -> Response:
-        return answer(request, document())
+        return answer(request, document(service.sampling))
 
     return [
         Route("/health", health),

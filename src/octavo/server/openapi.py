@@ -9,6 +9,7 @@ import msgspec
 
 import octavo
 from octavo.server.protocol import REFUSED_FIELDS, ChatBody, CompletionBody
+from octavo.types import SamplingDefaults
 
 _STATUS = {
     "400": "The request is wrong; the message names the field.",
@@ -22,13 +23,18 @@ _STATUS = {
 }
 
 
+_NO_DEFAULTS = SamplingDefaults()
+
+
 @cache
-def document() -> dict[str, Any]:
-    """OpenAPI 3.1. Fields that are always refused are left out."""
+def document(sampling: SamplingDefaults = _NO_DEFAULTS) -> dict[str, Any]:
+    """OpenAPI 3.1. Fields that are always refused are left out; `sampling` are the defaults that the model suggests."""
     _, schemas = msgspec.json.schema_components([ChatBody, CompletionBody], ref_template="#/components/schemas/{name}")
     for body in ("ChatBody", "CompletionBody"):
         for name in REFUSED_FIELDS:
             schemas[body]["properties"].pop(name, None)
+        for name, value in sampling.chosen().items():
+            schemas[body]["properties"][name]["default"] = value
     schemas["Error"] = {
         "type": "object",
         "required": ["error"],

@@ -1,21 +1,26 @@
 """From checked fields to `SamplingParams`: what depends on the model and the configuration is checked here.
 
-Defaults: temperature and top_p 1, top_k and min_p off, penalties off; max_tokens is the rest of the context for a chat
-and 16 for a completion, and is cut to what the context holds. top_p 0 is the narrowest nucleus, one token.
+Defaults: what the model suggests (models/generation.py), else temperature and top_p 1, top_k, min_p and penalties
+off; max_tokens is the rest of the context for a chat and 16 for a completion, and is cut to what the context holds.
+top_p 0 is the narrowest nucleus, one token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.limits import MAX_STOP_CHARACTERS
 from octavo.server.protocol import ChatBody, CommonFields, CompletionBody
-from octavo.types import SamplingParams
+from octavo.types import SamplingDefaults, SamplingParams
+
+Number = TypeVar("Number", int, float)
 
 NARROWEST_TOP_P = 1e-9
 COMPLETION_MAX_TOKENS = 16
+_NO_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class ModelLimits:
     """Ids that the tokeniser knows."""
     max_model_len: int
     """Longest prompt + output."""
+    sampling: SamplingDefaults = _NO_DEFAULTS
+    """For fields that a request leaves out."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +119,16 @@ def sampling_params(
             f"min_tokens is {min_tokens}, above the {max_tokens} tokens possible; {max_tokens} or fewer would work.",
             param="min_tokens",
         )
-    top_k = body.top_k if body.top_k is not None else 0
+    defaults = limits.sampling
+    top_k = _first(body.top_k, defaults.top_k, 0)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
         top_k=0 if top_k < 0 or top_k >= limits.num_tokens else top_k,
-        top_p=1.0 if body.top_p is None else max(body.top_p, NARROWEST_TOP_P),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        top_p=max(_first(body.top_p, defaults.top_p, 1.0), NARROWEST_TOP_P),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_logit_bias(body.logit_bias or {}, limits, config),
@@ -128,6 +136,12 @@ def sampling_params(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
+
+
+def _first(asked: Number | None, suggested: Number | None, usual: Number) -> Number:
+    if asked is not None:
+        return asked
+    return usual if suggested is None else suggested
 
 
 def _logit_bias(given: dict[str, float], limits: ModelLimits, config: ServerConfig) -> tuple[tuple[int, float], ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from octavo.config import EngineConfig, ModelConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
 from octavo.engine.client import AsyncEngineClient, EngineFailed
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.spec import ModelError
@@ -25,7 +25,7 @@ from octavo.server.errors import ApiError
 from octavo.server.job import Job, JobMaker
 from octavo.server.params import ModelLimits
 from octavo.server.text import ModelText, load_text
-from octavo.types import Progress, Ready
+from octavo.types import Progress, Ready, SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class Service:
         self.text: ModelText | None = None
         self.model_name = ""
         self.started_at = 0
+        self.sampling = SamplingDefaults()
+        """The model's suggestions, once it is loaded."""
         self.draining = False
         self.doing = ""
         """What a start does now, with how much of it is done."""
@@ -99,14 +101,15 @@ class Service:
         try:
             ready = await self.client.start(self._process, self.engine)
             self.text = await text
-        except (EngineFailed, ModelError, OSError) as error:
+        except (EngineFailed, ConfigError, ModelError, OSError) as error:
             text.cancel()
             if self._on_failure is not None:
                 self._on_failure(str(error))
             return
         self.model_name = ready.info.name
         self.started_at = int(time.time())
-        limits = ModelLimits(num_tokens=ready.info.num_tokens, max_model_len=ready.max_model_len)
+        limits = ModelLimits(ready.info.num_tokens, ready.max_model_len, ready.info.sampling)
+        self.sampling = ready.info.sampling
         self.maker = JobMaker(self.text, limits, ready.info.name, self.config, self.client.new_id)
         if self._on_ready is not None:
             self._on_ready(ready)
@@ -120,7 +123,7 @@ class Service:
         self.doing = what if fraction is None else f"{what}: {int(100 * fraction)} %"
 
     def _load_text(self) -> ModelText:
-        text = load_text(load_tokenizer(self.engine.model.path))
+        text = load_text(load_tokenizer(self.engine.model.path), self.engine.model.chat_template)
         text.check()
         return text
 

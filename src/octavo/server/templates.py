@@ -76,8 +76,9 @@ class ChatTemplate:
         source = source if source is not None else tokenizer.chat_template
         if source is None:
             raise ChatTemplateError(
-                "this model has no chat template: put one into chat_template.jinja in the model's directory (beside a "
-                ".gguf file: the file's name with .jinja at its end), or use /v1/completions"
+                "this model has no chat template: name a Jinja file with --chat-template, put it into "
+                "chat_template.jinja in the model's directory (beside a .gguf file: the file's name with .jinja at its "
+                "end), or use /v1/completions"
             )
         return cls(source, tokenizer.special_strings, tokenizer.control_texts)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from octavo.config import ConfigError
+from octavo.models.jsonfile import read_template
 from octavo.models.tokenizer import Tokenizer
 from octavo.server.errors import ApiError
 from octavo.server.templates import ChatTemplate, ChatTemplateError
@@ -56,12 +59,28 @@ class ModelText:
             self._template.close()
 
 
-def load_text(tokenizer: Tokenizer) -> ModelText:
-    """The text side of a model; without a chat template, chats are refused and say how to supply one."""
+def load_text(tokenizer: Tokenizer, template: str | None = None) -> ModelText:
+    """The text side of a model; without a chat template, chats are refused and say how to supply one.
+
+    `template` is a template's file, or the name of one of the model's; ConfigError where it is neither.
+    """
     try:
-        return ModelText(tokenizer, ChatTemplate.of(tokenizer))
+        return ModelText(tokenizer, ChatTemplate.of(tokenizer, _source(tokenizer, template)))
     except ChatTemplateError as error:
         return ModelText(tokenizer, None, str(error))
+
+
+def _source(tokenizer: Tokenizer, chosen: str | None) -> str | None:
+    if chosen is None or chosen in tokenizer.chat_templates:
+        return tokenizer.chat_templates.get(chosen or "default")
+    path = Path(chosen).expanduser()
+    if path.is_file():
+        return read_template(path)
+    names = ", ".join(tokenizer.chat_templates) or "it has none"
+    raise ConfigError(
+        f"--chat-template {chosen!r} is neither a file nor the name of a template of the model ({names}); the path "
+        "of a .jinja file would work"
+    )
 
 
 def _sentence(text: str) -> str:
