@@ -168,6 +168,14 @@ static void at_write(const AttentionArgs& p, int row, int head, float m, float l
   }
 }
 
+// Partitions that rows of a sequence see: from this one, so many.
+OCT_INLINE int at_first_part(const AttentionArgs& p, const SeqRun* s) {
+  return at_first_seen(p, s->start) / OCT_ATTN_PARTITION;
+}
+OCT_INLINE int at_parts(const AttentionArgs& p, const SeqRun* s) {
+  return (s->start + s->count - 1) / OCT_ATTN_PARTITION + 1 - at_first_part(p, s);
+}
+
 // A partition's end: its rows are merged into the thread's own state, or kept in slots.
 static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
   for (int r = 0; r < u.count; r++) {
@@ -183,7 +191,7 @@ static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
         continue;
       }
       const size_t query = (size_t)(u.row + r) * p.q_heads + u.head * sh.group + g;
-      float* slot = u.slots + (query * u.parts + part) * sh.slot;
+      float* slot = u.slots + (query * u.parts + part - at_first_part(p, u.seq)) * sh.slot;
       slot[0] = w.m[i];
       slot[1] = l;
       for (int d = 0; d < sh.dv; d++) slot[16 + d] = w.o[i * sh.dv + d];
@@ -213,13 +221,11 @@ static void at_run(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, c
     }
 }
 
-OCT_INLINE int at_parts(const SeqRun* s) { return (s->start + s->count - 1) / OCT_ATTN_PARTITION + 1; }
-
 // After the barrier: rows of sequences that were split are merged, shared out over the team.
 static void at_merge_slots(const AttentionArgs& p, const AtShape& sh, const AtOwn& w, float* slots, const Team& team) {
   for (int i = 0; i < p.num_seqs; i++) {
     const SeqRun* s = p.seqs + i;
-    const int parts = at_parts(s);
+    const int parts = at_parts(p, s);
     if (parts < 2) continue;
     int64_t begin, end;
     team.range((int64_t)s->count * p.q_heads, &begin, &end);
@@ -227,7 +233,7 @@ static void at_merge_slots(const AttentionArgs& p, const AtShape& sh, const AtOw
       const int row = (int)(query / p.q_heads), position = s->start + row;
       const int first = at_first_seen(p, position) / OCT_ATTN_PARTITION;
       for (int part = first; part <= position / OCT_ATTN_PARTITION; part++) {
-        const float* slot = slots + ((size_t)query * parts + part) * sh.slot;
+        const float* slot = slots + ((size_t)query * parts + part - at_first_part(p, s)) * sh.slot;
         at_merge(w.merged_m, w.merged_l, w.merged_o, slot[0], slot[1], slot + 16, sh.dv, part == first);
       }
       at_write(p, s->row + row, (int)(query % p.q_heads), *w.merged_m, *w.merged_l, w.merged_o);
@@ -242,7 +248,7 @@ static bool at_split(const AttentionArgs& p, const AtShape& sh, int threads) {
   for (int i = 0; i < p.num_seqs; i++) {
     const SeqRun* s = p.seqs + i;
     units += (size_t)((s->count + sh.block - 1) / sh.block) * p.kv.kv_heads;
-    if (at_parts(s) > 1) floats += (size_t)s->count * p.q_heads * at_parts(s) * sh.slot;
+    if (at_parts(p, s) > 1) floats += (size_t)s->count * p.q_heads * at_parts(p, s) * sh.slot;
   }
   return threads > 1 && floats > 0 && units < (size_t)threads * 16 &&
          floats * sizeof(float) <= (size_t)threads * OCT_ATTN_SPLIT_BYTES;
@@ -273,7 +279,7 @@ static void at_tiled(const AttentionArgs& p, const Team& team) {
   for (int i = 0; i < p.num_seqs; i++) {
     const SeqRun* s = p.seqs + i;
     const int blocks = (s->count + sh.block - 1) / sh.block;
-    const int parts = split && at_parts(s) > 1 ? at_parts(s) : 1;
+    const int parts = split && at_parts(p, s) > 1 ? at_parts(p, s) : 1;
     const int64_t units = (int64_t)blocks * p.kv.kv_heads * parts;
     for (; next < base + units; next = team.take()) {
       // The last blocks of a chunk see the most positions: they are handed out first.
@@ -284,7 +290,7 @@ static void at_tiled(const AttentionArgs& p, const Team& team) {
       u.row = row;
       u.count = s->count - row < sh.block ? s->count - row : sh.block;
       u.head = (int)(at / parts % p.kv.kv_heads);
-      u.part = parts > 1 ? (int)(at % parts) : -1;
+      u.part = parts > 1 ? at_first_part(p, s) + (int)(at % parts) : -1;
       u.tiles = at_tiles(p, u.count * sh.group);
       u.slots = slot;
       u.parts = parts;
