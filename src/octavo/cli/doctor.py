@@ -1,6 +1,7 @@
 """`octavo doctor`: what this machine has, what a model's files hold, what Octavo would choose, and every limit.
 
-Loads no weights and downloads nothing. The exit code is 1 where the model would not start.
+Loads no weights. Of a model of the Hub that is not here yet it fetches the configuration alone. The exit code is 1
+where the model would not start.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import octavo
-from octavo.cli.model_facts import ModelFacts, as_json, lines, model_facts
+from octavo.cli.model_facts import as_json, lines, model_facts, spec_json, spec_lines
 from octavo.config import ENVIRONMENT, EngineConfig, ServerConfig, environment
+from octavo.models.inspection import inspect_config
 from octavo.models.locate import cached_model, parse
 from octavo.models.spec import ModelError
 
@@ -33,8 +36,9 @@ def report(engine: EngineConfig, say: Callable[[str], None]) -> bool:
     say(f"isas       {', '.join(machine['isas'])} (best first; --isa forces one, the bits are the same)")
     say(f"memory     {machine['memory_available'] / 2**30:.1f} GiB available")
     say(f"cache      {machine['cache']}")
-    facts, refusal = _model(engine)
-    _say_model(engine, facts, refusal, say)
+    answer = _ask(engine)
+    for line in answer.lines:
+        say(line)
     settings = asdict(ServerConfig())
     say("server (defaults)")
     for name in SERVER_WIDE:
@@ -48,25 +52,15 @@ def report(engine: EngineConfig, say: Callable[[str], None]) -> bool:
         if value is not None and name in SECRETS:
             value = "set"
         say(f"  {name:<18} {value or 'not set'} ({meaning})")
-    return refusal is None
+    return answer.refusal is None
 
 
 def report_json(engine: EngineConfig, say: Callable[[str], None]) -> bool:
     """The same as one JSON object."""
-    facts, refusal = _model(engine)
-    say(
-        json.dumps(
-            {
-                "machine": _machine(),
-                "name": engine.model.path,
-                "starts": None if facts is None and refusal is None else refusal is None,
-                "refusal": refusal,
-                "model": None if facts is None else as_json(facts),
-                "limits": asdict(ServerConfig()),
-            }
-        )
-    )
-    return refusal is None
+    answer = _ask(engine)
+    body = {"machine": _machine(), "name": engine.model.path, "here": answer.here, "starts": answer.refusal is None}
+    say(json.dumps({**body, "refusal": answer.refusal, "model": answer.json, "limits": asdict(ServerConfig())}))
+    return answer.refusal is None
 
 
 def _machine() -> dict[str, Any]:
@@ -85,25 +79,49 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _model(engine: EngineConfig) -> tuple[ModelFacts | None, str | None]:
-    """The facts (None: not on this machine) and why it would not start."""
-    try:
-        found = cached_model(engine.model.path)
-    except ModelError as error:
-        return None, str(error)
-    if found is None:
-        return None, None
-    facts = model_facts(found.path, engine)
-    return facts, facts.refusal
+@dataclass(frozen=True)
+class _Answer:
+    """About the model."""
+
+    lines: list[str]
+    json: dict[str, Any] | None
+    refusal: str | None
+    here: bool
+    """On this machine."""
 
 
-def _say_model(engine: EngineConfig, facts: ModelFacts | None, refusal: str | None, say: Callable[[str], None]) -> None:
+def _ask(engine: EngineConfig) -> _Answer:
     named = engine.model.path
-    if facts is None and refusal is None:
-        what = f"{parse(named)} is" if named else "the default model is"
-        say(f"model      {what} not fetched yet; octavo pull {named}".rstrip() + " does it, and says all about it")
-        return
-    shown = named if facts is None else facts.inspection.path
-    say(f"model      {shown}" + (f": REFUSED: {refusal}" if refusal is not None else ""))
-    for line in lines(facts) if facts is not None else ():
-        say(line)
+    try:
+        found = cached_model(named)
+        if found is None:
+            return _ask_the_hub(named)
+    except ModelError as error:
+        return _Answer([f"model      {named}: REFUSED: {error}"], None, str(error), False)
+    facts = model_facts(found.path, engine)
+    refused = f": REFUSED: {facts.refusal}" if facts.refusal is not None else ""
+    return _Answer([f"model      {found.path}{refused}", *lines(facts)], as_json(facts), facts.refusal, True)
+
+
+def _ask_the_hub(named: str) -> _Answer:
+    """A model that is still to be downloaded: how much that is, and what its configuration says."""
+    name = parse(named)
+    if name is None:
+        return _Answer(["model      the default model is not fetched yet; octavo pull does it"], None, None, False)
+    assert not isinstance(name, Path)
+    from octavo.models.hub import announce
+
+    coming = announce(name)
+    seen = inspect_config(coming.config) if coming.config is not None else None
+    refusal = None if seen is None else seen.refusal
+    refused = f": REFUSED: {refusal}" if refusal is not None else f"; octavo pull {named} fetches it"
+    said = [f"model      {name} is not here yet: {len(coming.files)} files, {coming.bytes / 1e6:.1f} MB{refused}"]
+    if seen is not None and seen.spec is not None:
+        said += spec_lines(seen.spec)
+    content = {
+        "files": [{"path": file.path, "bytes": file.size} for file in coming.files],
+        "bytes": coming.bytes,
+        "architecture": None if seen is None else seen.architecture,
+        "spec": None if seen is None or seen.spec is None else spec_json(seen.spec),
+    }
+    return _Answer(said, content, refusal, False)

@@ -136,13 +136,14 @@ def lines(facts: ModelFacts) -> list[str]:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             said.append(f"{what:<10} {len(names)} tensors: {', '.join(names[:_SHOWN])}{more}")
     if seen.spec is not None:
-        said += _spec_lines(seen.spec)
+        said += spec_lines(seen.spec)
     said += _text_lines(facts.text)
     said += [f"note       {note}" for note in seen.notes]
     return said + (_plan_lines(facts.plan) if facts.plan is not None else [])
 
 
-def _spec_lines(spec: ModelSpec) -> list[str]:
+def spec_lines(spec: ModelSpec) -> list[str]:
+    """Sizes, context, rotation, experts."""
     heads = f"{spec.heads} heads of {spec.head_dim} ({spec.kv_heads} KV)"
     said = [
         f"sizes      {spec.architecture}, {spec.layers} layers, hidden {spec.hidden}, {heads}, "
@@ -227,14 +228,14 @@ def as_json(facts: ModelFacts) -> dict[str, Any]:
         "bytes": seen.total_bytes,
         "types": [asdict(row) for row in seen.types],
         "tensors": asdict(seen.faults),
-        "spec": None if seen.spec is None else _spec_json(seen.spec),
+        "spec": None if seen.spec is None else spec_json(seen.spec),
         "notes": list(seen.notes),
         "tokeniser": asdict(facts.text),
         "plan": None if facts.plan is None else asdict(facts.plan),
     }
 
 
-def _spec_json(spec: ModelSpec) -> dict[str, Any]:
+def spec_json(spec: ModelSpec) -> dict[str, Any]:
     plain = asdict(spec)
     plain["ropes"] = [
         {"kind": rope.kind, "dimensions": 2 * len(rope.inverse_frequencies), "scale": rope.scale} for rope in spec.ropes

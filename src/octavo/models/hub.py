@@ -151,6 +151,29 @@ def fetch(name: HubName, report: Report) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Announced:
+    """A model that is not here yet."""
+
+    files: tuple[HubFile, ...]
+    config: Path | None
+    """Its config.json, which is; None for a GGUF model."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def announce(name: HubName) -> Announced:
+    """What `fetch` would download; asks the Hub, and fetches config.json alone."""
+    with _told_in_one_sentence(name):
+        listing = list_files(name)
+        storage = repo_folder(name.repo)
+        files = _Download(name, listing, storage, lambda what, fraction: None).announce()
+        config = storage / "snapshots" / listing.commit / "config.json"
+        return Announced(tuple(files), config if any(file.path == "config.json" for file in files) else None)
+
+
 def list_files(name: HubName) -> Listing:
     """One question to the Hub."""
     from huggingface_hub import HfApi
@@ -195,15 +218,34 @@ class _Download:
         files = self._listing.files
         if self._name.file is None and has_safetensors(files):
             self._fetch_all(small_files(files))
-            weight_map = None
-            if INDEX in files:
-                weight_map = read_json(self._folder / INDEX, _Index, _INDEX_LIMIT).weight_map
-            self._fetch_all(safetensors_files(self._name.repo, files, weight_map))
+            self._fetch_all(safetensors_files(self._name.repo, files, self._weight_map()))
             return self._folder
+        names = self._gguf_files()
+        self._fetch_all(names)
+        return self._folder / names[0]
+
+    def announce(self) -> list[HubFile]:
+        """The files that `run` would fetch; only the configuration comes."""
+        files = self._listing.files
+        if self._name.file is None and has_safetensors(files):
+            for name in ("config.json", INDEX):
+                if name in files and not self._is_whole(files[name]):
+                    self._fetch_small(files[name])
+            weights = safetensors_files(self._name.repo, files, self._weight_map())
+            return [files[name] for name in (*small_files(files), *weights)]
+        return [files[name] for name in self._gguf_files()]
+
+    def _weight_map(self) -> dict[str, str] | None:
+        if INDEX not in self._listing.files:
+            return None
+        return read_json(self._folder / INDEX, _Index, _INDEX_LIMIT).weight_map
+
+    def _gguf_files(self) -> list[str]:
+        """A template beside the file, if there is one, and the parts, of which the first comes first."""
+        files = self._listing.files
         group = choose_gguf(self._name.repo, self._name.spelt, files, self._name.file)
         template = str(PurePosixPath(group.name).with_suffix(".jinja"))
-        self._fetch_all([*([template] if template in files else []), *group.files])
-        return self._folder / group.name
+        return [*group.files, *([template] if template in files else [])]
 
     def _fetch_all(self, names: list[str]) -> None:
         wanted = [self._listing.files[name] for name in names]

@@ -89,6 +89,21 @@ def inspect(path: Path) -> Inspection:
         checkpoint.close()
 
 
+def inspect_config(path: Path) -> Inspection:
+    """What config.json alone says, be the weights here or not."""
+    try:
+        values: dict[str, Any] = read_json(path, dict)
+    except ModelError as error:
+        return Inspection(str(path.parent), "directory", refusal=str(error))
+    classes = values.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else values.get("model_type")
+    seen = Inspection(str(path.parent), "directory", _text(named))
+    try:
+        return replace(seen, spec=hf_model(ConfigReader(path, values)))
+    except ModelError as error:
+        return replace(seen, refusal=str(error))
+
+
 def _look(path: Path) -> Inspection:
     file = gguf_of(path)
     if file is None:
@@ -120,15 +135,7 @@ def _look_at_gguf(path: Path) -> Inspection:
 
 
 def _look_at_directory(folder: Path) -> Inspection:
-    config = config_path(folder)
-    values: dict[str, Any] = read_json(config, dict)
-    classes = values.get("architectures")
-    named = classes[0] if isinstance(classes, list) and classes else values.get("model_type")
-    seen = Inspection(str(folder), "directory", _text(named))
-    try:
-        seen = replace(seen, spec=hf_model(ConfigReader(config, values)))
-    except ModelError as error:
-        seen = replace(seen, refusal=str(error))
+    seen = inspect_config(config_path(folder))
     try:
         tensors, files = open_safetensors(folder)
     except ModelError as error:

@@ -14,6 +14,7 @@ import pytest
 from octavo.cli.model_facts import as_json, lines, model_facts
 from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig
 from octavo.models.safetensors import read_safetensors
+from tests.support.hub import Machine, fake_hub
 from tests.support.quantised import awq, write_quantised
 from tests.support.tiny import Tiny, write_gguf, write_hf, write_safetensors
 
@@ -130,6 +131,26 @@ def test_the_exit_status_says_whether_it_would_start(tmp_path: Path, monkeypatch
     done = octavo(str(path), "--json")
     content = json.loads(done.stdout)
     assert done.returncode == 1 and not content["starts"] and "m.gguf" in content["refusal"]
-    done = octavo("org/name")
-    assert done.returncode == 0 and "octavo pull org/name" in done.stdout
-    assert "hf_secret" not in done.stdout and not (tmp_path / "hf").exists()
+    done = octavo(str(path))
+    assert done.returncode == 1 and "REFUSED" in done.stdout and "hf_secret" not in done.stdout
+
+
+def test_a_model_of_the_hub_is_judged_before_its_download(tmp_path: Path) -> None:
+    with fake_hub() as hub:
+        machine = Machine(hub, tmp_path)
+        folder = write_hf(tmp_path / "m", TINY, shards=2).path
+        hub.add_folder("org/m", folder)
+        done = machine.octavo("doctor", "org/m", "--json")
+        content = json.loads(done.stdout)
+        assert done.returncode == 0 and not content["here"] and content["starts"]
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+        assert {row["path"]: row["bytes"] for row in content["model"]["files"]} == sizes
+        assert content["model"]["spec"]["layers"] == TINY.layers
+        assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
+        assert not list((tmp_path / "hf").rglob("refs/*"))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+        hub.add_folder("org/mamba", folder)
+        done = machine.octavo("doctor", "org/mamba")
+        assert done.returncode == 1 and "MambaForCausalLM is not supported" in done.stdout
+        assert machine.octavo("doctor", "org/nothing").returncode == 1

@@ -196,6 +196,17 @@ def test_one_gguf_file_is_taken_and_of_several_one_must_be_named(machine: Machin
     assert machine.hub.fetched() == ["m.Q8_0.gguf"]
 
 
+def test_all_parts_of_a_split_gguf_model_come_and_are_served(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", Tiny(max_context=64), "Q8_0", tensors_a_part=8)
+    machine.hub.add_folder("org/s", folder)
+    done = machine.octavo("run", "hf:org/s:m-0000", "-p", "a", "--max-tokens", "2", "--kv-tokens", "64")
+    assert done.returncode == 0, done.stderr
+    assert sorted(machine.hub.fetched()) == sorted(path.name for path in folder.iterdir())
+    assert f"GGUF, {len(list(folder.iterdir()))} files" in machine.pull("org/s").stdout
+
+
 def test_a_full_disk_is_told_before_the_download(machine: Machine, contents: Path) -> None:
     cache = machine.folder / "small"
     cache.mkdir()
