@@ -73,8 +73,10 @@ class ConfigReader:
     def error(self, what: str) -> ModelError:
         return ModelError(f"{self.path}: {what}")
 
-    def wrong(self, key: str, must: str) -> ModelError:
-        return self.error(f"{self._prefix}{key} is {short(self.values.get(key))}; it must be {must}")
+    def wrong(self, key: str, must: str, default: Any = None) -> ModelError:
+        """The value (or the default that stood for it) is not what it must be."""
+        value = self.values.get(key)
+        return self.error(f"{self._prefix}{key} is {short(default if value is None else value)}; it must be {must}")
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -97,7 +99,7 @@ class ConfigReader:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(key, f"a whole number between {low} and {high}")
+            raise self.wrong(key, f"a whole number between {low} and {high}", default)
         return value
 
     def number(self, key: str, default: float | None = None, low: float = 0.0, high: float = 1e30) -> float:
@@ -106,7 +108,7 @@ class ConfigReader:
         if value is None:
             raise self.error(f"{self._prefix}{key} is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
-            raise self.wrong(key, f"a number above {low:g} and at most {high:g}")
+            raise self.wrong(key, f"a number above {low:g} and at most {high:g}", default)
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
