@@ -43,6 +43,8 @@ def show(say: Say, as_json: bool = False) -> None:
     if others:
         kinds = ", ".join(sorted({model.architecture for model in others})[:4])
         say(f"and {len(others)} of other kinds ({kinds}), {_size(sum(model.bytes for model in others))}")
+    for repo, size in hub_cache.unfinished().items():
+        say(f"{repo}: {_size(size)} of an unfinished download; octavo pull goes on, octavo models rm {repo} removes it")
     if arenas:
         say("packed weights")
     for one in arenas:
@@ -117,7 +119,7 @@ class _Chosen:
     def lines(self) -> list[str]:
         said = [f"{DEFAULT_MODEL.name}, {_size(_default_bytes())}"] if self.default else []
         for name in self.hub:
-            said.append(f"{name}, {_size(hub_cache.size_of(hub_cache.entries_of(name)))}")
+            said.append(f"{name}, {_size(hub_cache.size_of(name))}")
         for one in self.arenas:
             said.append(
                 f"packed weights of {one.model or one.path.stem}, {_size(one.bytes)}, used {_ago(one.last_used)}"
@@ -192,10 +194,11 @@ def _choose_name(text: str, chosen: _Chosen) -> Path:
             f"{name} is a file of yours, and octavo models rm removes only what is cached: delete it yourself"
         )
     entries = hub_cache.entries_of(name)
-    if not entries:
+    folder = hub_cache.repo_folder(name.repo)
+    if not entries and not (name.revision is None and name.file is None and folder.is_dir()):
         raise ModelError(f"{name} is not in the cache {hub_directory()}; octavo models lists what is")
     chosen.hub.append(name)
-    return hub_cache.repo_folder(name.repo) if name.file is None else entries[0]
+    return folder if name.file is None else entries[0]
 
 
 def _is_of(one: PackedWeights, sources: list[Path]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def cached_models() -> list[CachedModel]:
     """By name. Content that several snapshots share counts in each."""
     found = []
     for folder in sorted(hub_cache().glob("models--*--*")):
-        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        repo = _repo_of(folder)
         names = _revision_names(folder)
         for snapshot in sorted((folder / "snapshots").glob("*")):
             found += _models_in(repo, snapshot, tuple(names.get(snapshot.name, ())))
@@ -52,8 +51,28 @@ def _revision_names(folder: Path) -> dict[str, list[str]]:
     refs = folder / "refs"
     for path in sorted(refs.rglob("*")):
         if path.is_file():
-            names.setdefault(path.read_text().strip(), []).append(path.relative_to(refs).as_posix())
+            names.setdefault(_commit_in(path), []).append(path.relative_to(refs).as_posix())
     return names
+
+
+def _commit_in(ref: Path) -> str:
+    try:
+        return ref.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def unfinished() -> dict[str, int]:
+    """Repository -> bytes that an interrupted download has left."""
+    found: dict[str, int] = {}
+    for path in sorted(hub_cache().glob("models--*--*/blobs/*.incomplete")):
+        repo = _repo_of(path.parents[1])
+        found[repo] = found.get(repo, 0) + _size(path)
+    return found
+
+
+def _repo_of(folder: Path) -> str:
+    return folder.name.removeprefix("models--").replace("--", "/", 1)
 
 
 def _models_in(repo: str, snapshot: Path, revisions: tuple[str, ...]) -> list[CachedModel]:
@@ -111,7 +130,7 @@ def entries_of(name: HubName) -> list[Path]:
         commits = {name.revision}
         ref = folder / "refs" / name.revision
         if ref.is_file():
-            commits.add(ref.read_text().strip())
+            commits.add(_commit_in(ref))
         snapshots = [snapshot for snapshot in snapshots if snapshot.name in commits]
     return [entry for snapshot in snapshots for entry in _entries_in(snapshot, name)]
 
@@ -126,9 +145,11 @@ def _entries_in(snapshot: Path, name: HubName) -> list[Path]:
         return []
 
 
-def size_of(entries: Iterable[Path]) -> int:
-    """Bytes that removing them would free, if nothing else points to them."""
-    contents = {entry.resolve() for entry in entries}
+def size_of(name: HubName) -> int:
+    """Bytes that removing it would free, if nothing else points to them."""
+    contents = {entry.resolve() for entry in entries_of(name)}
+    if name.revision is None and name.file is None:
+        contents |= set((repo_folder(name.repo) / "blobs").glob("*"))
     return sum(_size(content) for content in contents)
 
 
@@ -168,6 +189,6 @@ def _remove_entries(folder: Path, entries: list[Path]) -> int:
                 os.rmdir(directory)
     refs = folder / "refs"
     for ref in [path for path in refs.rglob("*") if path.is_file()]:
-        if not (snapshots / ref.read_text().strip()).is_dir():
+        if not (snapshots / (_commit_in(ref) or "none")).is_dir():
             ref.unlink()
     return freed

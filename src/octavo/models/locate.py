@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.models")
 
 WORKS = "a .gguf file, a directory with config.json and safetensors, or ORG/NAME of the Hugging Face Hub would work"
-_HUB = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:\s]+))?(:(?P<file>[^@:\s]+))?", re.ASCII)
+_HUB = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^@:\s/][^@:\s]*))?(:(?P<file>[^@:\s]+))?", re.ASCII)
 _PATHLIKE = re.compile(r"[/~.\\].*|.*\.(gguf|safetensors|bin|json|jinja)")
 _PAGE = re.compile(r"https?://[^/]*huggingface\.co/(?P<repo>[\w.-]+/[\w.-]+)(/.*)?|https?://.*", re.ASCII)
 

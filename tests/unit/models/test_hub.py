@@ -137,6 +137,24 @@ def test_ctrl_c_keeps_what_has_come_and_says_so(machine: Machine, gguf: bytes) -
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and said.splitlines()[-1].startswith("octavo: stopped") and "Traceback" not in said
     assert len(machine.partials()) == 1
+    assert "unfinished download; octavo pull goes on" in machine.octavo("models").stdout
+    assert machine.octavo("models", "rm", "org/q", "--yes").returncode == 0
+    assert machine.partials() == []
+
+
+def test_two_pulls_at_once_fetch_once(machine: Machine, contents: Path) -> None:
+    machine.hub.add_folder("org/tiny", contents)
+    machine.hub.stall.set()
+    first = subprocess.Popen([*PULL, "org/tiny"], env=machine.environment(), stderr=subprocess.DEVNULL)
+    assert machine.hub.half_way.wait(60)
+    second = subprocess.Popen([*PULL, "org/tiny"], env=machine.environment(), stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert second.stderr.readline().startswith("Waiting for another process")
+    machine.hub.stall.clear()
+    second.communicate(timeout=60)
+    assert first.wait(60) == second.returncode == 0
+    asked = [asked.path for asked in machine.hub.asked if asked.server == "files"]
+    assert len(asked) == len(set(asked)) > 0
 
 
 def test_a_connection_that_is_cut_is_taken_up_in_the_same_run(machine: Machine, gguf: bytes) -> None:
@@ -166,6 +184,7 @@ def test_refusals_are_one_sentence_that_says_what_to_do(machine: Machine, conten
     hub.add_folder("org/gated", contents, token="hf_mine", gated=True)
     hub.add("org/pickles", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     hub.add("org/data", {"README.md": b"x"})
+    hub.add("org/evil", {"../../m.gguf": b"x"})
     hub.add("org/broken", {}, status=500)
     hub.add("org/page", {}, status=200)
     hub.add("org/forbidden", {}, status=403)
@@ -173,6 +192,7 @@ def test_refusals_are_one_sentence_that_says_what_to_do(machine: Machine, conten
         "org/gated": "accept its terms at .*set HF_TOKEN",
         "org/pickles": "may run code",
         "org/data": "no model that can be served: it holds neither",
+        "org/evil": "leaves its directory",
         "org/broken": "answered 500 .* try again",
         "org/page": "check HF_ENDPOINT",
         "org/forbidden": "check HF_TOKEN",
@@ -259,6 +279,7 @@ def test_names_mean_what_they_say(text: str, means: HubName | None) -> None:
         ("hf:name", "hf:ORG/NAME:FILE.gguf would work"),
         ("hf:org/../x", "would work"),
         ("hf:org/name@", "would work"),
+        ("hf:org/name@/etc/passwd", "would work"),
         ("https://huggingface.co/org/name/tree/main", "org/name would work"),
         ("a\0b", "does not exist"),
         ("x" * 5000, "does not exist"),
