@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import fidelity, rows
+from benchmarks import fidelity, rows, token_ids
 from benchmarks.skip import Skipped
 
 RESULTS = Path("bars")
@@ -30,6 +30,8 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "first-answer": rows.first_answer,
     "smollm2-types": fidelity.smollm2_types,
     "gemma-3-270m": fidelity.gemma_3_270m,
+    "smollm2-token-ids": token_ids.smollm2,
+    "gemma-3-token-ids": token_ids.gemma_3,
     "tests": rows.tests,
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from benchmarks.texts import CODE, DIGITS, SPACES, WORDS
+from benchmarks.random_texts import CODE, DIGITS, SPACES, WORDS
 
 USER_DEFINED = ("<tool>", "\n\n", "ab")
 CONTROL = ("<s>", "</s>", "[INST]")

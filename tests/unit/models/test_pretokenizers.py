@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from benchmarks.texts import random_texts
+from benchmarks.random_texts import random_texts
 from octavo.models.pretokenizers import RULES
 from octavo.models.tokenizer import byte_alphabet
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.texts import random_texts
+from benchmarks.random_texts import random_texts
 from octavo.engine.detokenizer import Detokenizer
 from octavo.models import sentencepiece
 from octavo.models.spec import ModelError

@@ -13,6 +13,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.token_ids import SHORT_TEXTS, differing, with_digits_alone
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import read_gguf
 from octavo.models.spec import ModelError
@@ -77,14 +78,16 @@ def hf(model: Path) -> Any:
     Its conversion drops the file's rule that each digit stands alone ("smollm"); the published tokenizer.json has it,
     and it changes ids where two or more spaces stand before a digit.
     """
-    from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
-    found.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    with_digits_alone(found.backend_tokenizer)
     return found
+
+
+def test_the_short_form_of_the_bar_is_met(tokenizer: Tokenizer, hf: Any) -> None:
+    seed = random.randrange(1 << 32)
+    assert not differing(tokenizer, hf.backend_tokenizer, seed, SHORT_TEXTS), f"seed {seed}"
 
 
 def test_random_texts_have_the_ids_of_transformers(tokenizer: Tokenizer, hf: Any) -> None:

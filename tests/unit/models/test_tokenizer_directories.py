@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.texts import random_texts
+from benchmarks.random_texts import random_texts
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.sentencepiece_file import read_sentencepiece
 from octavo.models.spec import ModelError
