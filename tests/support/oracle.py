@@ -94,6 +94,20 @@ def logits(model: Any, tokens: Sequence[int]) -> np.ndarray:
     return found
 
 
+def decided(model: Any, tokens: Sequence[int], margin: float = 1e-5) -> bool:
+    """Whether every router prefers the last expert that it takes by more than sums in another order can turn."""
+    top_k: int | None = getattr(model.config, "num_experts_per_tok", None)
+    if top_k is None:
+        return True
+    with torch.no_grad():
+        found = model(torch.tensor([list(tokens)]), use_cache=False, output_router_logits=True).router_logits
+    for router in found:
+        p = torch.softmax(router, dim=-1).sort(dim=-1, descending=True).values
+        if top_k < p.shape[1] and float((p[:, top_k - 1] - p[:, top_k]).min()) < margin:
+            return False
+    return True
+
+
 def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """The directory that `save_pretrained` writes, and a tokeniser of as many words as the vocabulary has rows."""
     model.to(dtype).save_pretrained(folder, safe_serialization=True)

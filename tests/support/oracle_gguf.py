@@ -89,6 +89,7 @@ def family(config: Any) -> dict[str, Any]:
         "logit_scale": "logits_scaling",
         "expert_count": "num_local_experts" if hasattr(config, "num_local_experts") else "num_experts",
         "expert_used_count": "num_experts_per_tok",
+        "expert_weights_norm": "norm_topk_prob",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     }

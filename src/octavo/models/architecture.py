@@ -16,6 +16,16 @@ from octavo.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a format keeps a tensor: one of the equal runs of values that a tensor of the file is cut into."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the file's tensor."""
+    run: int = 0
+
+
+@dataclass(frozen=True)
 class TensorRule:
     """One canonical tensor and where the two formats keep it."""
 
@@ -32,6 +42,12 @@ class TensorRule:
     """The tensor is these rows [begin, end) of a fused one (a view), where a format fuses what others keep apart."""
     gguf_interleaved_heads: int | None = None
     """The GGUF file keeps the rows of that many heads in rotation pairs (0, d/2, 1, d/2 + 1, ...)."""
+    hf_places: tuple[Place, ...] = ()
+    """Where files in the wild keep the tensor, if in more than one way; the first is `hf`."""
+    gguf_places: tuple[Place, ...] = ()
+    """As `hf_places`, for GGUF files."""
+    place: Place | None = None
+    """The one of them that a file has (`names.match`)."""
     hf_plus_one: bool = False
     """A Hugging Face file stores the value minus one; GGUF files store the value."""
 
@@ -57,3 +73,5 @@ class Architecture:
     tensors: Callable[[ModelSpec], Sequence[TensorRule]]
     """All tensors that the forward pass reads, in its order; the head is left out where it is tied."""
     forward: Forward
+    gguf_accepts: Callable[[Metadata], bool] = lambda meta: True
+    """Where several architectures share a name in GGUF files: whether a file is of this one."""

@@ -8,6 +8,7 @@ error; one that nothing reads is reported, unless it is known to carry nothing (
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +76,9 @@ class Matched:
 
 def _slice(rule: TensorRule, tensor: Tensor) -> memoryview:
     """The bytes of a rule's rows; rows lie one after another whatever the type."""
+    if rule.place is not None:
+        size = len(tensor.data) * math.prod(rule.shape) // math.prod(tensor.shape)
+        return tensor.data[rule.place.run * size : (rule.place.run + 1) * size]
     if rule.index is not None:
         size = len(tensor.data) // tensor.shape[0]
         return tensor.data[rule.index * size : (rule.index + 1) * size]
@@ -115,6 +119,7 @@ def compare(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found],
     """
     if naming == "hf":
         rules = _as_stored(where, rules, found)
+    rules = [_settled(rule, found, naming) for rule in rules]
     by_file: dict[str, list[TensorRule]] = {}
     for rule in rules:
         by_file.setdefault(file_name(rule, naming), []).append(rule)
@@ -143,11 +148,31 @@ def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], n
 def _file_shape(rules: Sequence[TensorRule]) -> tuple[int, ...]:
     """The shape of the file's tensor that holds all of these."""
     first = rules[0]
+    if first.place is not None:
+        return first.place.shape
     if first.index is not None:
         return (1 + max(rule.index for rule in rules if rule.index is not None), *first.shape)
     if first.rows is not None:
         return (max(rule.rows[1] for rule in rules if rule.rows is not None), *first.shape[1:])
     return first.shape
+
+
+def _settled(rule: TensorRule, found: Mapping[str, Found], naming: Naming) -> TensorRule:
+    """The rule with the first of its places that the file has; one that is nowhere keeps the usual name."""
+    places = rule.gguf_places if naming == "gguf" else rule.hf_places
+    there = [place for place in places if place.name in found]
+    if not there:
+        return rule
+    place = next((place for place in there if found[place.name].shape == place.shape), there[0])
+    return (
+        replace(rule, place=place, gguf=place.name) if naming == "gguf" else replace(rule, place=place, hf=place.name)
+    )
+
+
+def _bare(rule: TensorRule) -> TensorRule:
+    """Without the leading "model."."""
+    places = tuple(replace(place, name=place.name.removeprefix("model.")) for place in rule.hf_places)
+    return replace(rule, hf=rule.hf.removeprefix("model."), hf_places=places)
 
 
 def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found]) -> Sequence[TensorRule]:
@@ -156,7 +181,7 @@ def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Foun
         return rules
     bare = rules[0].hf.removeprefix("model.")
     if bare in found:
-        return [replace(rule, hf=rule.hf.removeprefix("model.")) for rule in rules]
+        return [_bare(rule) for rule in rules]
     inner = next((name for name in found if name.startswith(_MULTIMODAL) and name.endswith(bare)), None)
     if inner is not None:
         raise ModelError(

@@ -8,12 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.models.architecture import Architecture, Forward, TensorRule
-from octavo.models.architectures import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from octavo.models.architectures import (
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
 from octavo.models.spec import ModelSpec
 
 ARCHITECTURES: tuple[Architecture, ...] = (
+    mixtral.ARCHITECTURE,  # before llama, which GGUF files call it
     llama.ARCHITECTURE,
     mistral.ARCHITECTURE,
     qwen2.ARCHITECTURE,
@@ -24,6 +39,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     olmo2.ARCHITECTURE,
     gemma2.ARCHITECTURE,
     gemma3.ARCHITECTURE,
+    qwen2_moe.ARCHITECTURE,
+    qwen3_moe.ARCHITECTURE,
 )
 _BY_NAME = {one.name: one for one in ARCHITECTURES}
 
@@ -59,12 +76,12 @@ def of_hf(config: ConfigReader) -> Architecture:
 
 
 def of_gguf(meta: Metadata) -> Architecture:
-    """By general.architecture."""
+    """By general.architecture; a name that several share is settled by what else the file says."""
     name = meta.string("general.architecture")
     for one in ARCHITECTURES:
-        if name in one.gguf_names:
+        if name in one.gguf_names and one.gguf_accepts(meta):
             return one
-    known = ", ".join(name for one in ARCHITECTURES for name in one.gguf_names)
+    known = ", ".join(dict.fromkeys(name for one in ARCHITECTURES for name in one.gguf_names))
     raise meta.error(f"architecture {name!r} is not supported; supported: {known}")
 
 

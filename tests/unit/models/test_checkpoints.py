@@ -364,7 +364,7 @@ def test_an_unknown_gguf_tensor_warns(tmp_path: Path, caplog: pytest.LogCaptureF
     ("metadata", "words"),
     [
         ({"general.architecture": "mamba"}, ["mamba", "llama"]),
-        ({"llama.expert_count": 8}, ["llama.expert_count"]),
+        ({"llama.expert_count": 8}, ["llama.expert_used_count"]),
         ({"llama.rope.scaling.type": "ntk", "llama.rope.scaling.factor": 4.0}, ["ntk", "yarn"]),
         ({"llama.rope.dimension_count": 8}, ["rope.dimension_count", "16"]),
         ({"llama.attention.head_count_kv": 3}, ["KV heads"]),

@@ -28,13 +28,13 @@ from octavo.ops.numeric import expand
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of the file; the layout of the matrices in it speaks for itself (`layout_id`)."""
 
 _ALIGN = 64
 DATA_OFFSET = 2 << 20
 _CHECKSUM_BYTES = 8
-"""The data start on a huge page; before them lie a length and a JSON index."""
+"""The data start on a huge page; before them lies a digest of the index (of tens of thousands of tensors at times)."""
 
 Progress = Callable[[str, float | None], None]
 Tensors = Callable[[], Iterable[SourceTensor]]
@@ -183,9 +183,7 @@ def open_arena(
 def _index(plan: ArenaPlan) -> bytes:
     body: dict[str, Any] = {"layout": layout_id(), "precision": plan.precision, "size": plan.size}
     body["entries"] = {name: list(asdict(entry).values()) for name, entry in plan.entries.items()}
-    text = json.dumps(body).encode()
-    assert len(text) + 8 <= DATA_OFFSET
-    return len(text).to_bytes(8, "little") + text
+    return hashlib.sha256(json.dumps(body).encode()).digest()
 
 
 def _map(path: Path, plan: ArenaPlan) -> Any | None:
