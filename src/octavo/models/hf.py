@@ -37,11 +37,14 @@ class HFCheckpoint:
         self._folder = folder
         self.spec, config = read_spec(folder)
         facts = tokenizer_facts(folder)
-        self.num_tokens = facts.num_tokens
-        if self.num_tokens > self.spec.vocab:
+        if facts.num_learned > self.spec.vocab:
             raise ModelError(
-                f"{folder}: the tokeniser knows {self.num_tokens} tokens, the embedding has {self.spec.vocab} rows"
+                f"{folder}: the tokeniser knows {facts.num_learned} tokens, the embedding has {self.spec.vocab} rows"
             )
+        self.num_tokens = min(facts.num_tokens, self.spec.vocab)
+        for token in facts.added_tokens:
+            if token.id >= self.spec.vocab:
+                log.warning("%s: the embedding has no row for the added token %s", folder, token.content[:80])
         self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
         weights = open_weights(folder)
         self._tensors, self._files, self.notes = weights.tensors, weights.files, weights.notes

@@ -51,9 +51,13 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         """The highest id plus one."""
+        return max([self.num_learned, *(token.id + 1 for token in self.added_tokens)])
+
+    @property
+    def num_learned(self) -> int:
+        """The same without added tokens: text models may know some that only their multimodal kin have rows for."""
         vocab = self.model.vocab
-        highest = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
-        return 1 + max([highest, *(token.id for token in self.added_tokens)])
+        return 1 + max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab)
 
     def id_of(self, text: str) -> int | None:
         """The id of a token by its text."""

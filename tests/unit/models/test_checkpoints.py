@@ -148,6 +148,18 @@ def test_a_stored_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> No
     assert "lm_head.weight" in message and "tie_word_embeddings" in message
 
 
+def test_an_added_token_without_a_row_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of text models whose tokeniser knows a token for images."""
+    model = write_hf(tmp_path / "m")
+    path = model.path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    flags = {key: False for key in ("single_word", "lstrip", "rstrip", "normalized")}
+    content["added_tokens"].append({"id": BASE_VOCAB, "content": "<image>", "special": True, **flags})
+    path.write_text(json.dumps(content))
+    checkpoint = open_checkpoint(model.path)
+    assert checkpoint.num_tokens == checkpoint.spec.vocab == BASE_VOCAB and "<image>" in caplog.text
+
+
 def test_an_untied_head_is_used(tmp_path: Path) -> None:
     model = write_hf(tmp_path / "m", Tiny(tied=False))
     heads = {tensor.name: tensor for tensor in open_checkpoint(model.path).tensors()}
