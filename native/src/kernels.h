@@ -217,6 +217,9 @@ struct Kernels {
   void (*qk_norm)(const QkNormArgs&, const Team&);
   void (*cast)(const CastArgs&, const Team&);
   void (*softcap)(const SoftcapArgs&, const Team&);
+  // Measurements of the machine (rates.h); no arithmetic of the contract.
+  uint64_t (*limit_read)(const uint8_t* data, size_t bytes);
+  double (*limit_multiply_add)(int64_t rounds, float* sink);
   // Called by each thread before its first and after its last op of a step (tile configuration, MXCSR).
   void (*enter)();
   void (*leave)();

@@ -8,6 +8,7 @@
 #include "bindings.h"
 #include "checksum.h"
 #include "cpu.h"
+#include "rates.h"
 #include "memory.h"
 
 namespace octavo {
@@ -77,6 +78,13 @@ void read_pool(const KVPool& pool, int layer, int block, nb::object key, nb::obj
   k.need(bytes, "key");
   v.need(bytes, "value");
   pool.read(layer, block, (float*)k.data(), (float*)v.data());
+}
+
+const Kernels& usable_kernels(const std::string& isa, int threads) {
+  const Kernels* kernels = find_kernels(isa);
+  if (!kernels) throw std::invalid_argument("instruction set " + isa + " is not available on this machine");
+  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must lie between 1 and 1024");
+  return *kernels;
 }
 
 void translate_os_error(const std::exception_ptr& error, void*) {
@@ -151,6 +159,24 @@ NB_MODULE(_native, m) {
   m.def("unpack", &unpack_buffer, "kind"_a, "n"_a, "k"_a, "packed"_a, "dst"_a, "rounded"_a = true);
   m.def("map_arena", &map_arena, "path"_a, "offset"_a, "length"_a);
   m.def("checksum", &checksum_buffer, "data"_a);
+  m.def(
+      "read_rate",
+      [](const std::string& isa, int threads, size_t bytes) {
+        const Kernels& kernels = usable_kernels(isa, threads);
+        if (bytes < 4096 || bytes > size_t{1} << 36)
+          throw std::invalid_argument("bytes must lie between 4096 and 2^36");
+        const nb::gil_scoped_release release;
+        return read_rate(kernels, threads, bytes);
+      },
+      "isa"_a, "threads"_a, "bytes"_a);
+  m.def(
+      "multiply_add_rate",
+      [](const std::string& isa, int threads) {
+        const Kernels& kernels = usable_kernels(isa, threads);
+        const nb::gil_scoped_release release;
+        return multiply_add_rate(kernels, threads);
+      },
+      "isa"_a, "threads"_a);
 
   nb::class_<Weight>(m, "Weight")
       .def(nb::init<nb::object, int64_t, const std::string&, int64_t, int64_t>(), "owner"_a, "offset"_a, "kind"_a,

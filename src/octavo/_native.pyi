@@ -15,6 +15,12 @@ def cpu_count(prefix: str = "") -> int:
     /proc and /sys are looked for below `prefix` (tests).
     """
 
+def read_rate(isa: str, threads: int, bytes: int) -> float:
+    """Bytes a second that all threads together read from a buffer of that size: the machine's limit, not a kernel's."""
+
+def multiply_add_rate(isa: str, threads: int) -> float:
+    """Floating-point operations a second of pure multiply-adds (tile products on AMX), all threads."""
+
 # --- weights (pack.h) -----------------------------------------------------------------------------
 
 def source_row_bytes(source: str, k: int) -> int:

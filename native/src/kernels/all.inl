@@ -14,6 +14,7 @@
 #include "kernels/moe.inl"
 #include "kernels/attention.inl"
 #include "kernels/sampler.inl"
+#include "kernels/rates.inl"
 
 // Tiles are configured by the ops that use them and released at the end of a step.
 static void k_enter() {}
@@ -39,5 +40,7 @@ static void k_leave() {
    .qk_norm = k_qk_norm,       \
    .cast = k_cast,             \
    .softcap = k_softcap,       \
+   .limit_read = k_limit_read, \
+   .limit_multiply_add = k_limit_multiply_add, \
    .enter = k_enter,           \
    .leave = k_leave}

@@ -1,0 +1,175 @@
+"""One setting of the engine under measurement: loaded once, run many times, in the calling thread.
+
+Owns an executor and an engine core, without server or channel, so that what is timed is the engine. Life: `Arm(name,
+config)` loads the model, `run(workload)` computes one workload from cold, `close()` frees it. Several arms may be
+loaded at once; their threads sleep while another runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from octavo.bench.workload import Workload
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.execution.factory import build_executor
+from octavo.models.checkpoint import open_checkpoint
+from octavo.types import Executor, FinishReason, NewRequest, SamplingParams
+
+Wrap = Callable[[Executor], Executor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one workload took. Times are seconds from the moment all requests were handed in."""
+
+    seconds: float
+    outputs: tuple[tuple[int, ...], ...]
+    first: tuple[float, ...]
+    """Time to each request's first token."""
+    last: tuple[float, ...]
+    """Time to each request's last token."""
+    longest_gap: float
+    """Longest time between two tokens of one request."""
+    steps: int
+    cached_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(output) for output in self.outputs)
+
+    @property
+    def rate(self) -> float:
+        """Output tokens a second over the whole run, prompts included."""
+        return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Output tokens a second after the last request's first token, where all lengths are equal."""
+        begin = max(self.first)
+        rest = self.tokens - len(self.outputs)
+        return rest / (max(self.last) - begin) if max(self.last) > begin else 0.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model computes a row, for shares of limits."""
+
+    product_weights: int
+    """Weights that a row is multiplied with: two operations each."""
+    attention_operations: int
+    """Operations a row and position of context, over all layers."""
+
+
+def model_sizes(path: str) -> Sizes:
+    """From the file's table of tensors; loads no weights."""
+    checkpoint = open_checkpoint(path)
+    try:
+        spec = checkpoint.spec
+        weights = 0.0
+        for name, (_, shape) in checkpoint.sources().items():
+            if len(shape) < 2 or (name == "embed.weight" and not spec.tied):
+                continue
+            share = spec.moe.top_k / spec.moe.experts if spec.moe and re.search(r"\.moe\.\d+\.", name) else 1.0
+            weights += math.prod(shape) * share
+        return Sizes(int(weights), 4 * spec.layers * spec.heads * spec.head_dim)
+    finally:
+        checkpoint.close()
+
+
+class _Track:
+    """What one request has got so far."""
+
+    __slots__ = ("first", "gap", "last", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.first = self.last = self.gap = 0.0
+
+    def take(self, tokens: list[int], now: float) -> None:
+        if self.tokens:
+            self.gap = max(self.gap, now - self.last)
+        else:
+            self.first = now
+        self.tokens += tokens
+        self.last = now
+
+
+class Arm:
+    """See the module. `wrap` stands between core and executor (the check that a planted slowdown is found)."""
+
+    def __init__(self, name: str, config: EngineConfig, wrap: Wrap | None = None) -> None:
+        self.name = name
+        self._local = build_executor(config, lambda what, fraction: None)
+        self.config = self._local.config
+        self.info = self._local.info
+        self.report = self._local.report
+        self.sizes = model_sizes(self.config.model.path)
+        self._core = EngineCore(self.config, wrap(self._local) if wrap else self._local)
+        self._ids = 0
+        self._runs = 0
+
+    @property
+    def forward(self) -> object:
+        """The executor's forward pass, for times by op."""
+        return self._local.forward
+
+    def run(self, workload: Workload) -> Run:
+        """All requests at once, to their end."""
+        self._runs += 1
+        salt = f"run {self._runs}"
+        tracks: dict[int, _Track] = {}
+        core = self._core
+        before = core.stats()
+        began = time.perf_counter()
+        for item in workload.items:
+            self._ids += 1
+            tracks[self._ids] = _Track()
+            params = SamplingParams(max_tokens=item.max_tokens, temperature=workload.temperature, ignore_eos=True)
+            core.handle(
+                NewRequest(
+                    request_id=self._ids,
+                    prompt=list(item.prompt),
+                    params=params,
+                    seed=workload.seed + self._ids - min(tracks),
+                    cache_salt=salt,
+                )
+            )
+        while core.has_work:
+            output = core.step()
+            if output is None:
+                continue
+            now = time.perf_counter() - began
+            for delta in output.deltas:
+                if delta.finish is FinishReason.ERROR:
+                    raise RuntimeError(f"{self.name}: a request failed: {delta.error}")
+                if delta.tokens:
+                    tracks[delta.request_id].take(delta.tokens, now)
+        seconds = time.perf_counter() - began
+        after = core.stats()
+        return Run(
+            seconds=seconds,
+            outputs=tuple(tuple(track.tokens) for track in tracks.values()),
+            first=tuple(track.first for track in tracks.values()),
+            last=tuple(track.last for track in tracks.values()),
+            longest_gap=max(track.gap for track in tracks.values()),
+            steps=after.steps - before.steps,
+            cached_tokens=after.cached_prompt_tokens - before.cached_prompt_tokens,
+        )
+
+    def close(self) -> None:
+        self._local.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
