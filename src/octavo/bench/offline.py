@@ -50,7 +50,10 @@ class Offline:
     machine: dict[str, Any]
 
     def text(self) -> list[str]:
-        lines = [*self.lines, f"work       {self.prompt} prompt and {self.output} output tokens, greedy, prefix cache cold"]
+        lines = [
+            *self.lines,
+            f"work       {self.prompt} prompt and {self.output} output tokens, greedy, prefix cache cold",
+        ]
         lines.append("batch   decode tok/s (quartiles)      step ms   of bandwidth  of multiply-adds  prefill tok/s")
         for row in self.rows:
             shares = ["-" if share is None else f"{share:.0%}" for share in (row.bandwidth_share, row.flops_share)]
@@ -90,7 +93,10 @@ def measure_offline(
                     decode[batch].append(run.decode_rate)
                     prefill[batch].append(work.prompt_tokens / max(run.first))
     limits = limits_of(arm)
-    rows = [_row(arm, batch, prompt + output // 2, spread(decode[batch]), spread(prefill[batch]), limits) for batch in batches]
+    rows = [
+        _row(arm, batch, prompt + output // 2, spread(decode[batch]), spread(prefill[batch]), limits)
+        for batch in batches
+    ]
     execution = arm.config.execution
     lines = header(execution.isa or "-", execution.threads or 1, limits)
     return Offline(prompt, output, tuple(rows), watch.share, tuple(lines), as_json(limits))

@@ -33,7 +33,9 @@ class StepReport:
     """By part."""
 
     def text(self) -> list[str]:
-        lines = [f"{self.batch} rows at {self.context} tokens of context: {self.total:.3f} ms a step (median of {self.steps})"]
+        lines = [
+            f"{self.batch} rows at {self.context} tokens of context: {self.total:.3f} ms a step (median of {self.steps})"
+        ]
         for title, parts in (("native", self.native), ("host", self.host)):
             for name, value in sorted(parts.items(), key=lambda item: -item[1]):
                 lines.append(f"  {title:7s}{name:24s} {value:8.3f} ms {value / self.total:6.1%}")
@@ -84,7 +86,9 @@ def measure_step(arm: Arm, meter: Meter, batch: int, context: int, steps: int, s
     if program is not None:
         program.set_timing(False)
     meter.program = None
-    chosen = [i for i, (rows, _, _) in enumerate(meter.submits[:-1]) if rows == batch and meter.submits[i + 1][0] == batch]
+    chosen = [
+        i for i, (rows, _, _) in enumerate(meter.submits[:-1]) if rows == batch and meter.submits[i + 1][0] == batch
+    ]
     chosen = chosen[1:] or chosen
     starts = np.array([meter.submits[i][1] for i in chosen])
     nexts = np.array([meter.submits[i + 1][1] for i in chosen])
@@ -113,5 +117,3 @@ def metered(make: Callable[[Callable[[Executor], Executor]], Arm]) -> tuple[Arm,
 
     arm = make(wrap)
     return arm, meters[0]
-
-

@@ -13,7 +13,9 @@ import click
 from octavo.cli.options import engine_options
 from octavo.config import ConfigError, EngineConfig
 
-_JSON = click.option("--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here.")
+_JSON = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here."
+)
 _SEED = click.option("--seed", type=click.IntRange(0, 2**31), default=None, help="Of the work [drawn anew].")
 
 
@@ -111,55 +113,59 @@ def micro(
 
 
 @bench.command()
-@click.argument("name", required=False)
 @engine_options
-@click.option("--a", "a_flags", default=None, help="Flags of one setting, as one text, instead of NAME.")
+@click.option("--pair", default=None, help="A ready-made pair; without it and --a and --b: lists them.")
+@click.option("--a", "a_flags", default=None, help="Flags of one setting, as one text, instead of --pair.")
 @click.option("--b", "b_flags", default=None, help="Flags of the other.")
 @click.option("--pairs", type=click.IntRange(6, 10_000), default=30, show_default=True, help="Pairs of runs.")
 @click.option("--seconds", type=click.FloatRange(1), default=None, help="End after this long, if six pairs are done.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=8, show_default=True, help="With --a and --b.")
-@click.option("--prompt-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="With --a and --b.")
-@click.option("--output-tokens", type=click.IntRange(2, 1 << 20), default=32, show_default=True, help="With --a and --b.")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="With --a and --b."
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(2, 1 << 20), default=32, show_default=True, help="With --a and --b."
+)
 @_SEED
 @_JSON
 def ablate(
     engine: EngineConfig,
-    name: str | None,
+    pair: str | None,
     a_flags: str | None,
     b_flags: str | None,
     seed: int | None,
     json_path: str | None,
     **work: Any,
 ) -> None:
-    """Compare two settings: a ready-made pair by NAME (none: lists them), or any two by --a and --b."""
+    """Compare two settings, a ready-made pair or any two: interleaved, outputs compared, with an interval."""
     from octavo.bench import ablate as ab
 
-    if name is None and a_flags is None and b_flags is None:
+    if pair is None and a_flags is None and b_flags is None:
         for known, make in ab.PAIRS.items():
             click.echo(f"{known:18s} {make().question}")
         return
-    pair = _pair(engine, name, a_flags, b_flags, work)
+    question = _question(engine, pair, a_flags, b_flags, work)
     base = ab.base_config(engine)
     from octavo.bench.arm import Arm
 
-    with Arm("A", pair.a(base)) as a, Arm("B", pair.b(base)) as b:
+    with Arm("A", question.a(base)) as a, Arm("B", question.b(base)) as b:
         progress = _progress()
         found = ab.measure(
-            pair, (a, b), work["pairs"], _seed(seed), work["seconds"], lambda done: progress(f"pair {done}")
+            question, (a, b), work["pairs"], _seed(seed), work["seconds"], lambda done: progress(f"pair {done}")
         )
     _show(found.text(), ab.finding_json(found), json_path)
     if not found.sound:
         raise SystemExit(1)
 
 
-def _pair(engine: EngineConfig, name: str | None, a: str | None, b: str | None, work: dict[str, Any]) -> Any:
+def _question(engine: EngineConfig, name: str | None, a: str | None, b: str | None, work: dict[str, Any]) -> Any:
     from octavo.bench import ablate as ab
 
     if name is not None:
         if a is not None or b is not None:
-            raise ConfigError("NAME and --a/--b exclude each other; leave NAME out to compare flags of your own")
+            raise ConfigError("--pair and --a/--b exclude each other; leave --pair out to compare flags of your own")
         if name not in ab.PAIRS:
-            raise ConfigError(f"no pair is called {name!r}; use one of {', '.join(ab.PAIRS)}, or --a and --b")
+            raise ConfigError(f"--pair {name!r} is not known; use one of {', '.join(ab.PAIRS)}, or --a and --b")
         return ab.PAIRS[name]()
     path = engine.model.path
     return ab.own_pair(

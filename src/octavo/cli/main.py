@@ -8,6 +8,7 @@ from functools import partial
 import click
 
 import octavo
+from octavo.cli.bench import bench
 from octavo.cli.options import FiniteRange, engine_options
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.models.spec import ModelError
@@ -19,6 +20,9 @@ _SERVER = ServerConfig()
 @click.version_option(octavo.__version__, prog_name="octavo")
 def cli() -> None:
     """Octavo serves language models."""
+
+
+cli.add_command(bench)
 
 
 @cli.command()
