@@ -42,6 +42,7 @@ GRANITE = Case(
 )
 SMOLLM3 = Case("SmolLM3", {"num_hidden_layers": 4})
 OLMO2 = Case("Olmo2")
+OLMO3 = Case("Olmo3", {"num_hidden_layers": 4, "sliding_window": 8})
 GEMMA2 = Case(
     "Gemma2",
     {
@@ -132,6 +133,18 @@ FAMILIES: dict[str, dict[str, Case]] = {
         ),
     },
     "olmo2": {"plain": OLMO2, "one KV head": OLMO2.with_(num_key_value_heads=1)},
+    "olmo3": {
+        "plain": OLMO3,
+        "yarn": OLMO3.with_(
+            rope_parameters={
+                "full_attention": {**YARN, "rope_theta": 500000.0, "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            }
+        ),
+        "layers named": OLMO3.with_(
+            num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"], num_key_value_heads=1
+        ),
+    },
     "gemma2": {
         "plain": GEMMA2,
         "one cap": GEMMA2.with_(attn_logit_softcapping=None),
@@ -173,6 +186,7 @@ WINDOWS = [
     ("qwen2", "window 8"),
     ("phi3", "window 8"),
     ("smollm3", "window 8"),
+    ("olmo3", "yarn"),
     ("gemma2", "plain"),
     ("gemma3", "plain"),
 ]
@@ -182,6 +196,6 @@ NOT_IN_GGUF = {"dynamic", "layers named", "yarn, betas", "some dense", "scale", 
 
 
 def in_gguf(family: str, name: str) -> bool:
-    """Whether a GGUF file can say all of the case: only Gemma's and Phi-3's have windows."""
+    """Whether a GGUF file can say all of the case: only Gemma's and Phi-3's have windows, and OLMo 3's are refused."""
     windowed = name.startswith("window") and family not in ("gemma2", "gemma3", "phi3")
-    return name not in NOT_IN_GGUF and not windowed
+    return name not in NOT_IN_GGUF and not windowed and family != "olmo3"

@@ -139,7 +139,7 @@ def older_spelling(folder: Path) -> None:
     if config["model_type"] == "gemma3_text":
         config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", 6)
-        rope = rope["full_attention"]
+    rope = rope.get("full_attention", rope)
     if config["model_type"].startswith("gemma"):
         config.pop("layer_types", None)
     config["rope_theta"] = rope.pop("rope_theta")

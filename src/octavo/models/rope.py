@@ -167,6 +167,17 @@ def hf_rope(
     return _scaled(section, theta, _rotary(config, head_dim, partial), contexts)
 
 
+def hf_unscaled_rope(config: ConfigReader, head_dim: int, defaults: RopeDefaults, layer_type: str) -> RopeSpec:
+    """The rotary embedding of layers that no scaling touches: an object of the newer format, or the base alone."""
+    theta = config.number("rope_theta", defaults.theta, low=1.0)
+    newer = config.section("rope_parameters")
+    section = newer.section(layer_type) if newer is not None else None
+    if section is not None:
+        section.choice("rope_type", "default", {"default": None})
+        theta = section.number("rope_theta", theta, low=1.0)
+    return spec_of(base_frequencies(theta, head_dim), "default")
+
+
 def _section(config: ConfigReader, layer_type: str | None) -> ConfigReader | None:
     """The object that names the kind of scaling."""
     newer, older = config.section("rope_parameters"), config.section("rope_scaling")
