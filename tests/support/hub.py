@@ -77,6 +77,8 @@ class FakeHub:
         self.asked: list[Asked] = []
         self.cut_after: int | None = None
         """Break off the next answer with a large file's content after so many bytes."""
+        self.ranges = True
+        """Off: the whole file is sent whatever part was asked for."""
         self.stall = threading.Event()
         """While set, a large file's content stops half-way."""
         self.half_way = threading.Event()
@@ -210,8 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"")
         content = repo.wrong.get(match[3], repo.files[match[3]])
         begin = re.fullmatch(r"bytes=(\d+)-", self.headers.get("range") or "")
-        if begin is None:
-            return self._send(200, content, {"Accept-Ranges": "bytes"})
+        if begin is None or not self.hub.ranges:
+            return self._send(200, content, {"Accept-Ranges": "bytes" if self.hub.ranges else "none"})
         at = int(begin[1])
         if at >= len(content):
             return self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})

@@ -21,18 +21,14 @@ SMALL = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.json",
         "quantize_config.json",
         "quant_config.json",
         INDEX,
     )
 )
-"""All that is read beside the weights, apart from templates (*.jinja)."""
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""All that is read beside the weights, apart from templates."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+TEMPLATES = re.compile(r"(additional_chat_templates/)?[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".npz")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _LISTED = 12
@@ -50,8 +46,8 @@ class GgufGroup:
 
 
 def small_files(files: Iterable[str]) -> list[str]:
-    """Configuration, tokeniser and templates, which lie at the top."""
-    return sorted(name for name in files if "/" not in name and (name in SMALL or name.endswith(".jinja")))
+    """Configuration, tokeniser and templates."""
+    return sorted(name for name in files if name in SMALL or TEMPLATES.fullmatch(name))
 
 
 def safetensors_files(where: str, files: Collection[str], weight_map: Mapping[str, str] | None) -> list[str]:

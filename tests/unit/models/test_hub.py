@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import octavo
 from octavo.models.hub import HubName
-from octavo.models.hub_files import choose_gguf, safetensors_files, small_files
+from octavo.models.hub_files import SMALL, choose_gguf, safetensors_files, small_files
 from octavo.models.locate import parse
 from octavo.models.spec import ModelError
 from tests.support.hub import PULL, Machine, fake_hub
@@ -126,6 +127,17 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(machine: Machine, g
     assert machine.fetch("org/q") == [str(machine.snapshot("org/q") / "a.gguf")]
     assert [asked.range for asked in machine.hub.asked if asked.server == "files"] == ["bytes=5000-"]
     assert (machine.snapshot("org/q") / "a.gguf").read_bytes() == gguf and machine.partials() == []
+
+
+def test_a_server_that_knows_no_ranges_is_asked_for_the_whole_file(machine: Machine, gguf: bytes) -> None:
+    machine.hub.add("org/q", {"a.gguf": gguf, "b.gguf": gguf[::-1]})
+    machine.hub.ranges = False
+    blobs = machine.folder / "hf" / "hub" / "models--org--q" / "blobs"
+    blobs.mkdir(parents=True)
+    for content, wreck in ((gguf, gguf[:5000]), (gguf[::-1], gguf + b"more than there is")):
+        (blobs / f"{hashlib.sha256(content).hexdigest()}.octavo.incomplete").write_bytes(wreck)
+    first, second = machine.fetch("hf:org/q:a.gguf", "hf:org/q:b.gguf")
+    assert Path(first).read_bytes() == gguf and Path(second).read_bytes() == gguf[::-1] and machine.partials() == []
 
 
 def test_ctrl_c_keeps_what_has_come_and_says_so(machine: Machine, gguf: bytes) -> None:
@@ -305,7 +317,16 @@ def test_weights_are_chosen_as_they_are_read() -> None:
     assert safetensors_files("w", both[1:], {"t": "a.safetensors"}) == ["a.safetensors"]
     with pytest.raises(ModelError, match=r"lacks c\.safetensors"):
         safetensors_files("w", both[1:], {"t": "c.safetensors"})
-    assert small_files(["chat_template.jinja", "a/config.json", "config.json", "x.bin", "logo.png"]) == [
-        "chat_template.jinja",
-        "config.json",
-    ]
+    wanted = ["additional_chat_templates/rag.jinja", "chat_template.jinja", "config.json"]
+    assert small_files([*wanted, "a/config.json", "a/x.jinja", "x.bin", "logo.png", "vocab.json"]) == wanted
+
+
+def test_what_is_fetched_is_what_the_readers_read() -> None:
+    folder = Path(octavo.__file__).parent / "models"
+    readers = [path for path in folder.rglob("*.py") if not path.name.startswith("hub")]
+    named = {
+        name
+        for path in readers
+        for name in re.findall(r'"((?:\w+|model\.safetensors\.index)\.(?:json|model))"', path.read_text())
+    }
+    assert named == SMALL
