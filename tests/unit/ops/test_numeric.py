@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.ops.blocks import FORMATS
+from octavo.ops.encode import TYPES, encode
 from octavo.ops.numeric import expand, expand_rounded, round_bf16, row_bytes
 
 
@@ -119,3 +120,21 @@ def test_a_large_matrix_costs_little_beside_its_result(source: str) -> None:
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(ValueError, match="IQ2_S"):
         expand("IQ2_S", (1, 1), memoryview(b""))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "F32"])
+@given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 30.0]))
+def test_encoding_writes_the_bytes_that_gguf_writes(kind: str, seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((3, 64)) * scale).astype(np.float32)
+    if seed % 4 == 0:
+        values[0] = 0
+        values[1, :32] = values[1, 0]
+        values[2] = np.round(values[2])
+    expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(encode(kind, values), np.ascontiguousarray(expected).view(np.uint8).reshape(3, -1))
+
+
+def test_encoding_float32_is_the_identity() -> None:
+    values = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    np.testing.assert_array_equal(expand("F32", (3, 5), memoryview(encode("F32", values)).cast("B")), values)
