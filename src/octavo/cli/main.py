@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -174,6 +175,21 @@ def named(model: str | None) -> str:
     if model is not None and not model.strip():
         raise ConfigError("MODEL is empty; name a model, or leave it out for the default one")
     return model or ""
+
+
+@cli.command()
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["gguf", "safetensors"]), help="Format  [default: as TARGET's name ends]")
+@click.option("--type", "kind", default=None, help="Type of the matrices, such as BF16 or Q8_0  [default: as they are]")
+def convert(source: str, target: Path, to: str | None, kind: str | None) -> None:
+    """Write SOURCE as a GGUF file or a directory with safetensors, TARGET; nothing is overwritten.
+
+    Tensors, configuration, tokeniser and chat template all come along; what the new format changes is told.
+    """
+    from octavo.cli.convert import run_convert
+
+    run_convert(source, target, to, kind, click.echo)
 
 
 def with_model(engine: EngineConfig) -> EngineConfig:
