@@ -97,10 +97,10 @@ def _sentencepiece_backend(folder: Path, facts: TokenizerFacts, settings: dict[s
 
 
 def _adds_bos(path: Path, backend: Backend, bos: int, settings: dict[str, Any]) -> bool:
-    """tokenizer_config.json decides where it speaks of BOS or EOS, else tokenizer.json's post-processor."""
-    if settings.get("add_bos_token") is not None or settings.get("add_eos_token") is not None:
-        return settings.get("add_bos_token") is True
-    return backend.encode("").ids[:1] == [bos] if path.is_file() else True
+    """tokenizer.json's post-processor decides, as in transformers; beside tokenizer.model the configuration does."""
+    if path.is_file():
+        return backend.encode("").ids[:1] == [bos]
+    return settings.get("add_bos_token") is not False
 
 
 # --- decoding ---------------------------------------------------------------------------------------

@@ -130,13 +130,13 @@ def test_a_way_of_decoding_that_cannot_be_streamed_is_refused(tmp_path: Path, de
         load_tokenizer(path)
 
 
-def test_the_configuration_decides_over_a_bos(tmp_path: Path) -> None:
-    path = write_hf(tmp_path / "m").path
+def test_the_configuration_decides_over_a_bos_where_no_post_processor_does(tmp_path: Path, trained: Trained) -> None:
+    for number, (own, expected) in enumerate([({"add_bos_token": False}, False), ({"add_bos_token": True}, True)]):
+        assert load_tokenizer(with_model(tmp_path / str(number), trained.proto, **own)).add_bos is expected
+    path = write_hf(tmp_path / "json").path
     file = path / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    for own, expected in ({"add_bos_token": True}, True), ({"add_bos_token": False}, False), ({}, False):
-        file.write_text(json.dumps(config | own))
-        assert load_tokenizer(path).add_bos is expected
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"add_bos_token": True}))
+    assert not load_tokenizer(path).add_bos, "transformers reads it beside tokenizer.model alone"
 
 
 def test_templates_are_found_by_name_in_every_place(tmp_path: Path) -> None:
