@@ -33,9 +33,8 @@ class StepReport:
     """By part."""
 
     def text(self) -> list[str]:
-        lines = [
-            f"{self.batch} rows at {self.context} tokens of context: {self.total:.3f} ms a step (median of {self.steps})"
-        ]
+        what = f"{self.batch} rows at {self.context} tokens of context"
+        lines = [f"{what}: {self.total:.3f} ms a step (median of {self.steps})"]
         for title, parts in (("native", self.native), ("host", self.host)):
             for name, value in sorted(parts.items(), key=lambda item: -item[1]):
                 lines.append(f"  {title:7s}{name:24s} {value:8.3f} ms {value / self.total:6.1%}")
