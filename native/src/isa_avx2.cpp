@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "formats.h"
 #include "kernels.h"
 
 #define OCTAVO_AMX 0

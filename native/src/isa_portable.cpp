@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "formats.h"
 #include "kernels.h"
 
 #define OCTAVO_AMX 0

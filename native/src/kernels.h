@@ -13,7 +13,26 @@
 
 namespace octavo {
 
-enum class WeightKind : int32_t { kBf16 = 0, kQ8_0 = 1, kQ4_1 = 2, kF32 = 3 };
+// In the order of formats.h. kG4 and kG8 are the neutral rows of quantised safetensors (pack.h).
+enum class WeightKind : int32_t {
+  kBf16,
+  kQ8_0,
+  kQ4_1,
+  kF32,
+  kQ4_0,
+  kQ5_0,
+  kQ5_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kG4,
+  kG8,
+};
+constexpr int kWeightKinds = 16;
 
 // A packed matrix of n output columns by k inputs. Column blocks of 16, each a run of tiles of 32 inputs
 // (kF32: of single inputs); see pack.h for the bytes of a tile. n is padded to 16 and k to 32 with zeros.

@@ -14,25 +14,13 @@
 namespace octavo {
 namespace {
 
-SourceType source_type(const std::string& name) {
-  static const char* const names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_1"};
-  for (int i = 0; i < 5; i++) {
-    if (name == names[i]) return (SourceType)i;
-  }
-  throw std::invalid_argument("unknown source type " + name + "; known are F32, F16, BF16, Q8_0, Q4_1");
-}
-
-bool quantised(SourceType type) { return type == SourceType::kQ8_0 || type == SourceType::kQ4_1; }
-
 size_t row_bytes(const std::string& source, int64_t k) {
-  const SourceType type = source_type(source);
   check_shape(1, k);
-  if (quantised(type) && k % 32) throw std::invalid_argument("rows of " + source + " are a multiple of 32 long");
-  return source_row_bytes(type, k);
+  return source_row_bytes(source_type(source), k);
 }
 
 void pack_buffer(const std::string& source, const std::string& kind, int64_t n, int64_t k, nb::object src,
-                 nb::object dst) {
+                 nb::object dst, int64_t first_row) {
   const WeightKind to = weight_kind(kind);
   check_shape(n, k);
   if (!can_pack(source_type(source), to)) throw std::invalid_argument(source + " cannot be packed as " + kind);
@@ -40,7 +28,7 @@ void pack_buffer(const std::string& source, const std::string& kind, int64_t n, 
   from.need((int64_t)row_bytes(source, k) * n, "src");
   into.need((int64_t)packed_bytes(to, n, k), "dst");
   const nb::gil_scoped_release release;
-  pack(source_type(source), to, n, k, from.data(), into.data());
+  pack(source_type(source), to, n, k, from.data(), into.data(), first_row);
 }
 
 void unpack_buffer(const std::string& kind, int64_t n, int64_t k, nb::object packed, nb::object dst, bool rounded) {
@@ -99,17 +87,19 @@ void translate_os_error(const std::exception_ptr& error, void*) {
 
 }  // namespace
 
+static const char* const kKindNames[kWeightKinds] = {"bf16", "q8_0", "q4_1", "f32",  "q4_0", "q5_0",   "q5_1",   "q2_k",
+                                                     "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "g4", "g8"};
+
 WeightKind weight_kind(const std::string& name) {
-  for (const WeightKind kind : {WeightKind::kBf16, WeightKind::kQ8_0, WeightKind::kQ4_1, WeightKind::kF32}) {
-    if (name == kind_name(kind)) return kind;
+  std::string known;
+  for (int i = 0; i < kWeightKinds; i++) {
+    if (name == kKindNames[i]) return (WeightKind)i;
+    known += (i ? ", " : "") + std::string(kKindNames[i]);
   }
-  throw std::invalid_argument("unknown weight kind " + name + "; known are bf16, q8_0, q4_1, f32");
+  throw std::invalid_argument("unknown weight kind " + name + "; known are " + known);
 }
 
-const char* kind_name(WeightKind kind) {
-  static const char* const names[] = {"bf16", "q8_0", "q4_1", "f32"};
-  return names[(int)kind];
-}
+const char* kind_name(WeightKind kind) { return kKindNames[(int)kind]; }
 
 void check_shape(int64_t n, int64_t k) {
   constexpr int64_t most = int64_t{1} << 28;
@@ -155,7 +145,8 @@ NB_MODULE(_native, m) {
         return can_pack(source_type(source), weight_kind(kind));
       },
       "source"_a, "kind"_a);
-  m.def("pack", &pack_buffer, "source"_a, "kind"_a, "n"_a, "k"_a, "src"_a, "dst"_a);
+  m.def("pack", &pack_buffer, "source"_a, "kind"_a, "n"_a, "k"_a, "src"_a, "dst"_a,
+        "first_row"_a = 0);
   m.def("unpack", &unpack_buffer, "kind"_a, "n"_a, "k"_a, "packed"_a, "dst"_a, "rounded"_a = true);
   m.def("map_arena", &map_arena, "path"_a, "offset"_a, "length"_a);
   m.def("checksum", &checksum_buffer, "data"_a);

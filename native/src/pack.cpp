@@ -5,212 +5,289 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "formats.h"
 
 namespace octavo {
 namespace {
 
 constexpr int64_t kCols = 16, kDepth = 32;
-constexpr int64_t kBf16Tile = 1024, kQ8Tile = 544, kQ4Tile = 320;
-constexpr int64_t kQ8Source = 34, kQ4Source = 20;
 
-float bits_to_float(uint32_t u) {
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-}
-
-float half_to_float(uint16_t h) {
-  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mag = h & 0x7fff;
-  if (mag >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (mag << 13));
-  if (mag >= 0x400) return bits_to_float(sign | ((mag << 13) + (112u << 23)));
-  const float f = (float)mag * 0x1p-24f;
-  return sign ? -f : f;
-}
-
-float bf16_to_float(uint16_t h) { return bits_to_float((uint32_t)h << 16); }
-
-uint16_t float_to_bf16(float f) {
-  if (f != f) return 0x7fc0;
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-
-uint16_t load_u16(const uint8_t* p) {
-  uint16_t v;
-  std::memcpy(&v, p, 2);
+template <class T>
+T load(const uint8_t* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
   return v;
 }
 
-void store_u16(uint8_t* p, uint16_t v) { std::memcpy(p, &v, 2); }
+template <class T>
+void store(uint8_t* p, T v) {
+  std::memcpy(p, &v, sizeof v);
+}
 
-bool half_finite(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
+float bf16_to_float(uint16_t h) {
+  const uint32_t u = (uint32_t)h << 16;
+  return load<float>((const uint8_t*)&u);
+}
 
-// Value i of a source row, as float32.
-float source_value(SourceType type, const uint8_t* row, int64_t i) {
-  switch (type) {
-    case SourceType::kF32: {
-      float f;
-      std::memcpy(&f, row + 4 * i, 4);
-      return f;
-    }
-    case SourceType::kF16:
-      return half_to_float(load_u16(row + 2 * i));
-    case SourceType::kBf16:
-      return bf16_to_float(load_u16(row + 2 * i));
-    case SourceType::kQ8_0: {
-      const uint8_t* b = row + i / 32 * kQ8Source;
-      return half_to_float(load_u16(b)) * (float)(int8_t)b[2 + i % 32];
-    }
-    case SourceType::kQ4_1: {
-      const uint8_t* b = row + i / 32 * kQ4Source;
-      const int j = (int)(i % 32), q = j < 16 ? b[4 + j] & 15 : b[4 + j - 16] >> 4;
-      return std::fma(half_to_float(load_u16(b)), (float)q, half_to_float(load_u16(b + 2)));
-    }
+uint16_t float_to_bf16(float f) {
+  if (f != f) return 0x7fc0;
+  const uint32_t u = load<uint32_t>((const uint8_t*)&f);
+  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+bool is_float(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kF32; }
+
+// Scale and minimum of some weights, the products with sub-scales done.
+struct ScalePair {
+  float d, m;
+};
+
+float value(const Format& f, uint8_t code, ScalePair s) {
+  if (has_min(f.scales)) return std::fma(s.d, (float)code, s.m);
+  const int q = f.bits == 8 ? (int8_t)code : (f.codebook ? kCodebook[code] : code) - f.zero;
+  return s.d * (float)q;
+}
+
+// As kernels leave it: denormals, which only float scales can give, are zero.
+float flush(const Format& f, float w) {
+  const bool wide = f.scales == Scales::kFloat || f.scales == Scales::kFloatMin;
+  return wide && std::fabs(w) < 0x1p-126f ? 0.0f : w + 0.0f;
+}
+
+// Where the bits of input i of a tile lie in the plane of `width` bits.
+struct Place {
+  int word, bit;
+};
+
+Place place(WeightKind kind, int width, int i) {
+  const int t = i / 2 % 8, odd = i % 2, h = i / 16, j = t / 4, b = 8 * (t % 4);
+  if (width == 4) return {2 * h + odd, kind == WeightKind::kQ4_1 ? 4 * t : b + 4 * j};
+  if (width == 2) return {h, b + 4 * odd + 2 * j};
+  return {0, b + 4 * h + 2 * odd + j};
+}
+
+// One column of a tile's codes.
+void pack_codes(WeightKind kind, const uint8_t* code, int64_t column, uint8_t* dst) {
+  const int bits = format_of(kind).bits;
+  if (bits == 8) {
+    for (int64_t i = 0; i < kDepth; i++) dst[i * kCols + column] = code[i];
+    return;
   }
-  return 0.0f;
-}
-
-// One column (a source row) of one tile. `dst` is the tile, already zero.
-void pack_q8_column(const uint8_t* block, int64_t column, uint8_t* dst) {
-  for (int64_t i = 0; i < kDepth; i++) dst[i * kCols + column] = block[2 + i];
-  store_u16(dst + 512 + 2 * column, load_u16(block));
-}
-
-void pack_q4_column(const uint8_t* block, int64_t column, uint8_t* dst) {
-  uint32_t words[4] = {};
-  for (int i = 0; i < kDepth; i++) {
-    const uint32_t q = i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4;
-    const int pair = i / 2;
-    words[pair / 8 * 2 + i % 2] |= q << (4 * (pair % 8));
+  for (int width = 4, shift = 0; width > 0; width /= 2) {
+    if (!(bits & width)) continue;
+    uint32_t words[4] = {};
+    for (int i = 0; i < kDepth; i++) {
+      const Place at = place(kind, width, i);
+      words[at.word] |= (uint32_t)(code[i] >> shift & ((1 << width) - 1)) << at.bit;
+    }
+    for (int g = 0; g < width; g++) store(dst + (g * kCols + column) * 4, words[g]);
+    dst += 64 * width;
+    shift += width;
   }
-  for (int g = 0; g < 4; g++) std::memcpy(dst + (g * kCols + column) * 4, &words[g], 4);
-  store_u16(dst + 256 + 2 * column, load_u16(block));
-  store_u16(dst + 288 + 2 * column, load_u16(block + 2));
 }
 
-void pack_quantised(WeightKind kind, int64_t n, int64_t k, const uint8_t* src, uint8_t* dst) {
-  const bool q4 = kind == WeightKind::kQ4_1;
-  const int64_t block_bytes = q4 ? kQ4Source : kQ8Source, tile_bytes = q4 ? kQ4Tile : kQ8Tile, tiles = k / kDepth;
-  for (int64_t row = 0; row < n; row++)
-    for (int64_t t = 0; t < tiles; t++) {
-      const uint8_t* block = src + (row * tiles + t) * block_bytes;
-      if (!half_finite(load_u16(block)) || (q4 && !half_finite(load_u16(block + 2))))
-        throw std::invalid_argument("row " + std::to_string(row) + " has a block whose scale is not finite");
-      uint8_t* tile = dst + (row / kCols * tiles + t) * tile_bytes;
-      if (q4)
-        pack_q4_column(block, row % kCols, tile);
+uint8_t packed_code(WeightKind kind, const uint8_t* tile, int64_t column, int i) {
+  const int bits = format_of(kind).bits;
+  if (bits == 8) return tile[i * kCols + column];
+  int code = 0;
+  for (int width = 4, shift = 0; width > 0; width /= 2) {
+    if (!(bits & width)) continue;
+    const Place at = place(kind, width, i);
+    const uint32_t word = load<uint32_t>(tile + (at.word * kCols + column) * 4);
+    code |= (int)(word >> at.bit & ((1u << width) - 1)) << shift;
+    tile += 64 * width;
+    shift += width;
+  }
+  return (uint8_t)code;
+}
+
+// One column of tile t of a block's scales; `p` lies behind the codes.
+void pack_scales(Scales form, const SourceBlock& b, int64_t t, int64_t column, uint8_t* p) {
+  switch (form) {
+    case Scales::kHalf:
+    case Scales::kHalfMin:
+      store(p + 2 * column, b.d);
+      if (form == Scales::kHalfMin) store(p + 32 + 2 * column, b.m);
+      return;
+    case Scales::kFloat:
+    case Scales::kFloatMin:
+      store(p + 4 * column, b.wide_d);
+      if (form == Scales::kFloatMin) store(p + 64 + 4 * column, b.wide_m);
+      return;
+    case Scales::kSub32:
+    case Scales::kSub32Min:
+      p[column] = (uint8_t)b.sub[t];
+      if (form == Scales::kSub32Min) p[16 + column] = b.min[t];
+      return;
+    case Scales::kSub16:
+    case Scales::kSub16Min:
+      for (int h = 0; h < 2; h++)
+        p[16 * h + column] = (uint8_t)(b.sub[2 * t + h] | (form == Scales::kSub16Min ? b.min[2 * t + h] << 4 : 0));
+      return;
+  }
+}
+
+// Scale and minimum of input i of a tile, as packed.
+ScalePair packed_scale(Scales form, const uint8_t* head, const uint8_t* p, int64_t column, int i) {
+  const float d = half_to_float(load<uint16_t>(head + 2 * column)), m = half_to_float(load<uint16_t>(head + 32 + 2 * column));
+  switch (form) {
+    case Scales::kHalf:
+      return {half_to_float(load<uint16_t>(p + 2 * column)), 0.0f};
+    case Scales::kHalfMin:
+      return {half_to_float(load<uint16_t>(p + 2 * column)), half_to_float(load<uint16_t>(p + 32 + 2 * column))};
+    case Scales::kFloat:
+      return {load<float>(p + 4 * column), 0.0f};
+    case Scales::kFloatMin:
+      return {load<float>(p + 4 * column), load<float>(p + 64 + 4 * column)};
+    case Scales::kSub32:
+      return {d * (float)(int8_t)p[column], 0.0f};
+    case Scales::kSub32Min:
+      return {d * (float)(int8_t)p[column], m * (float)p[16 + column]};
+    case Scales::kSub16:
+      return {d * (float)(int8_t)p[i / 16 * 16 + column], 0.0f};
+    case Scales::kSub16Min:
+      return {d * (float)(p[i / 16 * 16 + column] & 15), m * (float)(p[i / 16 * 16 + column] >> 4)};
+  }
+  return {};
+}
+
+// Scale and minimum of input i of a source block.
+ScalePair source_scale(Scales form, const SourceBlock& b, int i) {
+  if (!has_subs(form)) return {b.wide_d, b.wide_m};
+  const int s = form == Scales::kSub16 || form == Scales::kSub16Min ? i / 16 : i / 32;
+  return {b.wide_d * (float)b.sub[s], b.wide_m * (float)b.min[s]};
+}
+
+[[noreturn]] void refuse_block(int64_t row, int64_t block) {
+  throw std::invalid_argument("row " + std::to_string(row) + ", block " + std::to_string(block) +
+                              ": the scale is not finite or too large");
+}
+
+struct Rows {
+  SourceType type;
+  WeightKind kind;
+  int64_t n, k, first;
+  const uint8_t* src;
+};
+
+void pack_quantised(const Rows& r, uint8_t* dst) {
+  const SourceInfo& info = source_info(r.type);
+  const int64_t blocks = r.k / info.values, tiles = info.values / kDepth, column_block = block_bytes(r.kind, r.k);
+  const Format& f = format_of(r.kind);
+  SourceBlock b;
+  for (int64_t row = 0; row < r.n; row++)
+    for (int64_t i = 0; i < blocks; i++) {
+      read_block(r.type, r.src + (row * blocks + i) * info.bytes, b);
+      if (!usable(r.type, b)) refuse_block(r.first + row, i);
+      const int64_t column = row % kCols;
+      uint8_t* to = dst + row / kCols * column_block;
+      uint8_t* head = to + head_offset(r.kind, i * tiles);
+      if (grouped(r.kind)) store(head + 2 * column, b.d);
+      if (grouped(r.kind) && has_min(f.scales)) store(head + 32 + 2 * column, b.m);
+      for (int64_t t = 0; t < tiles; t++) {
+        uint8_t* tile = to + tile_offset(r.kind, i * tiles + t);
+        pack_codes(r.kind, b.code + t * kDepth, column, tile);
+        pack_scales(f.scales, b, t, column, tile + code_bytes(r.kind));
+      }
+    }
+}
+
+float plain_value(SourceType type, const uint8_t* row, int64_t i) {
+  if (type == SourceType::kF32) return load<float>(row + 4 * i);
+  const uint16_t h = load<uint16_t>(row + 2 * i);
+  return type == SourceType::kF16 ? half_to_float(h) : bf16_to_float(h);
+}
+
+// The exact values of source row `row`.
+void read_row(const Rows& r, int64_t row, float* to) {
+  const SourceInfo& info = source_info(r.type);
+  const uint8_t* src = r.src + row * (int64_t)source_row_bytes(r.type, r.k);
+  if (!quantised(r.type)) {
+    for (int64_t i = 0; i < r.k; i++) to[i] = plain_value(r.type, src, i);
+    return;
+  }
+  const Format& f = format_of(info.kind);
+  SourceBlock b;
+  for (int64_t i = 0; i < r.k; i += info.values) {
+    read_block(r.type, src + i / info.values * info.bytes, b);
+    if (!usable(r.type, b)) refuse_block(r.first + row, i / info.values);
+    for (int j = 0; j < info.values; j++) to[i + j] = flush(f, value(f, b.code[j], source_scale(f.scales, b, j)));
+  }
+}
+
+uint8_t* pair_at(uint8_t* block, int64_t column, int64_t i) {
+  const int64_t within = i % kDepth;
+  return block + i / kDepth * 1024 + ((within / 2 * kCols + column) * 2 + within % 2) * 2;
+}
+
+void pack_floats(const Rows& r, uint8_t* dst) {
+  std::vector<float> values((size_t)r.k);
+  const int64_t column_block = block_bytes(r.kind, r.k);
+  for (int64_t row = 0; row < r.n; row++) {
+    read_row(r, row, values.data());
+    uint8_t* to = dst + row / kCols * column_block;
+    const int64_t column = row % kCols;
+    for (int64_t i = 0; i < r.k; i++) {
+      if (r.kind == WeightKind::kBf16)
+        store(pair_at(to, column, i), float_to_bf16(values[(size_t)i]));
       else
-        pack_q8_column(block, row % kCols, tile);
-    }
-}
-
-int64_t pair_offset(int64_t tiles, int64_t row, int64_t i) {
-  const int64_t tile = row / kCols * tiles + i / kDepth, within = i % kDepth;
-  return tile * kBf16Tile + ((within / 2 * kCols + row % kCols) * 2 + within % 2) * 2;
-}
-
-// Value i of packed row `row`, as stored.
-float packed_value(WeightKind kind, int64_t k, const uint8_t* packed, int64_t row, int64_t i) {
-  const int64_t tiles = (k + kDepth - 1) / kDepth, tile = row / kCols * tiles + i / kDepth;
-  const int64_t column = row % kCols, within = i % kDepth;
-  switch (kind) {
-    case WeightKind::kBf16:
-      return bf16_to_float(load_u16(packed + pair_offset(tiles, row, i)));
-    case WeightKind::kQ8_0: {
-      const uint8_t* p = packed + tile * kQ8Tile;
-      return half_to_float(load_u16(p + 512 + 2 * column)) * (float)(int8_t)p[within * kCols + column];
-    }
-    case WeightKind::kQ4_1: {
-      const uint8_t* p = packed + tile * kQ4Tile;
-      const int64_t pair = within / 2, g = pair / 8 * 2 + within % 2;
-      uint32_t word;
-      std::memcpy(&word, p + (g * kCols + column) * 4, 4);
-      const float q = (float)(word >> (4 * (pair % 8)) & 15);
-      return std::fma(half_to_float(load_u16(p + 256 + 2 * column)), q, half_to_float(load_u16(p + 288 + 2 * column)));
-    }
-    case WeightKind::kF32: {
-      float f;
-      std::memcpy(&f, packed + ((row / kCols * k + i) * kCols + column) * 4, 4);
-      return f;
+        store(to + (i * kCols + column) * 4, values[(size_t)i]);
     }
   }
-  return 0.0f;
+}
+
+// Value i of one column of a column block, as stored.
+float packed_value(WeightKind kind, const uint8_t* block, int64_t column, int64_t i) {
+  if (kind == WeightKind::kBf16) return bf16_to_float(load<uint16_t>(pair_at((uint8_t*)block, column, i)));
+  if (kind == WeightKind::kF32) return load<float>(block + (i * kCols + column) * 4);
+  const Format& f = format_of(kind);
+  const uint8_t* tile = block + tile_offset(kind, i / kDepth);
+  const int within = (int)(i % kDepth);
+  const ScalePair s = packed_scale(f.scales, block + head_offset(kind, i / kDepth), tile + code_bytes(kind), column, within);
+  return flush(f, value(f, packed_code(kind, tile, column, within), s));
 }
 
 }  // namespace
 
 size_t source_row_bytes(SourceType type, int64_t k) {
-  switch (type) {
-    case SourceType::kF32:
-      return (size_t)k * 4;
-    case SourceType::kF16:
-    case SourceType::kBf16:
-      return (size_t)k * 2;
-    case SourceType::kQ8_0:
-    case SourceType::kQ4_1:
-      if (k % kDepth) throw std::invalid_argument("rows of a quantised type must be a multiple of 32 long");
-      return (size_t)(k / kDepth * (type == SourceType::kQ8_0 ? kQ8Source : kQ4Source));
+  const SourceInfo& info = source_info(type);
+  if (k % info.values) {
+    throw std::invalid_argument("rows of " + std::string(info.name) + " are a multiple of " +
+                                std::to_string(info.values) + " long");
   }
-  return 0;
+  return (size_t)(k / info.values * info.bytes);
 }
 
 size_t packed_bytes(WeightKind kind, int64_t n, int64_t k) {
-  const int64_t blocks = (n + kCols - 1) / kCols, tiles = (k + kDepth - 1) / kDepth;
-  switch (kind) {
-    case WeightKind::kBf16:
-      return (size_t)(blocks * tiles * kBf16Tile);
-    case WeightKind::kQ8_0:
-      return (size_t)(blocks * tiles * kQ8Tile);
-    case WeightKind::kQ4_1:
-      return (size_t)(blocks * tiles * kQ4Tile);
-    case WeightKind::kF32:
-      return (size_t)(blocks * k * kCols * 4);
+  if (grouped(kind) && k % (kGroupTiles * kDepth)) {
+    throw std::invalid_argument("rows of the K types are a multiple of 256 long");
   }
-  return 0;
+  return (size_t)((n + kCols - 1) / kCols * block_bytes(kind, k));
 }
 
 bool can_pack(SourceType type, WeightKind kind) {
-  switch (kind) {
-    case WeightKind::kF32:
-      return true;
-    case WeightKind::kBf16:
-      return type == SourceType::kF32 || type == SourceType::kF16 || type == SourceType::kBf16;
-    case WeightKind::kQ8_0:
-      return type == SourceType::kQ8_0;
-    case WeightKind::kQ4_1:
-      return type == SourceType::kQ4_1;
-  }
-  return false;
+  return kind == WeightKind::kF32 || kind == source_info(type).kind;
 }
 
-void pack(SourceType type, WeightKind kind, int64_t n, int64_t k, const uint8_t* src, uint8_t* dst) {
+void pack(SourceType type, WeightKind kind, int64_t n, int64_t k, const uint8_t* src, uint8_t* dst, int64_t first_row) {
   if (!can_pack(type, kind)) throw std::invalid_argument("this source type cannot be packed as this kind");
+  source_row_bytes(type, k);  // refuses a k that does not fit
   std::memset(dst, 0, packed_bytes(kind, n, k));
-  if (kind == WeightKind::kQ8_0 || kind == WeightKind::kQ4_1) {
-    source_row_bytes(type, k);  // refuses a k that is no multiple of 32
-    pack_quantised(kind, n, k, src, dst);
-    return;
-  }
-  const size_t row_bytes = source_row_bytes(type, k);
-  const int64_t tiles = (k + kDepth - 1) / kDepth;
-  for (int64_t row = 0; row < n; row++)
-    for (int64_t i = 0; i < k; i++) {
-      const float f = source_value(type, src + row * row_bytes, i);
-      if (kind == WeightKind::kBf16)
-        store_u16(dst + pair_offset(tiles, row, i), float_to_bf16(f));
-      else
-        std::memcpy(dst + ((row / kCols * k + i) * kCols + row % kCols) * 4, &f, 4);
-    }
+  const Rows rows = {type, kind, n, k, first_row, src};
+  if (is_float(kind))
+    pack_floats(rows, dst);
+  else
+    pack_quantised(rows, dst);
 }
 
 void unpack(WeightKind kind, int64_t n, int64_t k, const uint8_t* packed, float* dst, bool rounded) {
-  const bool quantised = kind == WeightKind::kQ8_0 || kind == WeightKind::kQ4_1;
   for (int64_t row = 0; row < n; row++)
     for (int64_t i = 0; i < k; i++) {
-      float f = packed_value(kind, k, packed, row, i);
+      float f = packed_value(kind, packed + row / kCols * block_bytes(kind, k), row % kCols, i);
       if (rounded && kind != WeightKind::kBf16) f = bf16_to_float(float_to_bf16(f));
-      dst[row * k + i] = quantised ? f + 0.0f : f;
+      dst[row * k + i] = f;
     }
 }
 

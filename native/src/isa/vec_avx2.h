@@ -124,6 +124,11 @@ OCT_INLINE I16 i8_load(const int8_t* p) {
   return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)),
           _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
 }
+// The entry of a table of 16 bytes that each byte (0..15) names.
+OCT_INLINE I16 i_lookup(const uint8_t* table, I16 x) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
 // Low 16 bits of each lane, stored as 16 uint16.
 OCT_INLINE void u16_store(uint16_t* p, I16 x) {
   const __m256i m = _mm256_set1_epi32(0xffff);

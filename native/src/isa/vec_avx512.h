@@ -81,6 +81,9 @@ OCT_INLINE float f_hmax(F16 x) {
 OCT_INLINE I16 u16_load(const uint16_t* p) { return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
 OCT_INLINE I16 u8_load(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 OCT_INLINE I16 i8_load(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+OCT_INLINE I16 i_lookup(const uint8_t* table, I16 x) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), x.v)};
+}
 OCT_INLINE void u16_store(uint16_t* p, I16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x.v)); }
 OCT_INLINE F16 half_load(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 

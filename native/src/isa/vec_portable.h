@@ -129,6 +129,12 @@ OCT_INLINE I16 i8_load(const int8_t* p) {
   for (int i = 0; i < 16; i++) r.v[i] = p[i];
   return r;
 }
+OCT_INLINE I16 i_lookup(const uint8_t* table, I16 x) {
+  uint8_t bytes[64];
+  __builtin_memcpy(bytes, &x.v, 64);
+  for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i] & 15];
+  return i_load((const int32_t*)bytes);
+}
 OCT_INLINE void u16_store(uint16_t* p, I16 x) {
   for (int i = 0; i < 16; i++) p[i] = (uint16_t)x.v[i];
 }

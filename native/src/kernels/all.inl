@@ -4,6 +4,7 @@
 #include "kernels/elementwise.inl"
 #include "kernels/rope_store.inl"
 
+#include "kernels/formats.inl"
 #include "kernels/expand.inl"
 #include "kernels/embed.inl"
 #include "kernels/linear.inl"

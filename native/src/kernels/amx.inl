@@ -31,13 +31,37 @@ static void pairs_q4(const uint8_t* tile, int32_t* w) {
   }
 }
 
+struct PairSink {
+  int32_t* w;
+  inline __attribute__((always_inline)) void put(int pair, F16 even, F16 odd) {
+    i_store(w + 16 * pair, join_pair(even, odd));
+  }
+};
+template <WeightKind kKind>
+static void pairs_format(TileAt at, int32_t* w) {
+  PairSink sink = {w};
+  each_pair<kKind, true, Sixteen>(group_scale<kKind, Sixteen>(at.head, 0), at.tile, 0, sink);
+}
+
 // The bfloat16 pairs of a tile: those stored, or expanded into `room`.
-OCT_INLINE const uint8_t* tile_pairs(WeightKind kind, const uint8_t* tile, uint8_t* room) {
-  if (kind == WeightKind::kBf16) return tile;
-  if (kind == WeightKind::kQ8_0)
-    pairs_q8(tile, (int32_t*)room);
-  else
-    pairs_q4(tile, (int32_t*)room);
+OCT_INLINE const uint8_t* tile_pairs(WeightKind kind, TileAt at, uint8_t* room) {
+  switch (kind) {
+    case WeightKind::kF32:  // never comes here
+    case WeightKind::kBf16:
+      return at.tile;
+    case WeightKind::kQ8_0:
+      pairs_q8(at.tile, (int32_t*)room);
+      break;
+    case WeightKind::kQ4_1:
+      pairs_q4(at.tile, (int32_t*)room);
+      break;
+#define OCT_CASE(kind)                                            \
+  case WeightKind::kind:                                          \
+    pairs_format<WeightKind::kind>(at, (int32_t*)room); \
+    break;
+      OCT_EACH_KIND(OCT_CASE)
+#undef OCT_CASE
+  }
   return room;
 }
 
@@ -130,9 +154,9 @@ static void amx_once(const LinearArgs& a, const AmxScratch& s, int64_t block) {
   for (int t = 0; t < tiles; t++) {
     const uint8_t* w[2];
     for (int b = 0; b < B; b++) {
-      const uint8_t* tile = data[b] + t * bytes;
-      for (int line = 0; line < bytes; line += 64) __builtin_prefetch(tile + 6 * bytes + line);
-      w[b] = tile_pairs(kind, tile, s.pairs + (t % kRing * 2 + b) * kPairBytes);
+      const TileAt at = tile_at(kind, data[b], t);
+      for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at.tile + 6 * bytes + line);
+      w[b] = tile_pairs(kind, at, s.pairs + (t % kRing * 2 + b) * kPairBytes);
     }
     add_tile<R, B>(x, t, w);
   }
@@ -162,7 +186,7 @@ static void amx_many(const LinearArgs& a, const AmxScratch& s, int64_t block) {
     if (kind == WeightKind::kBf16) continue;
     step = 2 * kPairBytes;
     for (int t = 0; t < (a.weight->k + 31) / 32; t++)
-      tile_pairs(kind, data + t * tile_bytes(kind), s.pairs + (2 * t + b) * kPairBytes);
+      tile_pairs(kind, tile_at(kind, data, t), s.pairs + (2 * t + b) * kPairBytes);
   }
   for (int64_t row = 0; row < a.rows; row += 32) {
     const int rows = a.rows - row < 32 ? (int)(a.rows - row) : 32;

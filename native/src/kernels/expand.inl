@@ -1,18 +1,9 @@
 // Expansion of one packed tile (pack.h) to floats, [32 inputs][16 columns]. kRound gives the bfloat16 values that a
 // bf16 product reads; without it the values are those of the float32 path.
 
-constexpr int kTileDepth = 32, kTileFloats = 512;
-
-// Nearest bfloat16, ties to even, of values far from overflow and never denormal: adding 1.5 * 2^16 units of the
-// value's own binade leaves 8 significant bits. Zero becomes +0.
-OCT_INLINE F16 round_weight(F16 y) {
-  const F16 units = as_f(i_and(as_i(y), i_set(0x7f800000)));
-  return f_fnma(units, f_set(98304.0f), f_fma(units, f_set(98304.0f), y));
-}
-
 template <bool kRound>
 OCT_INLINE F16 finish_weight(F16 y) {
-  return kRound ? round_weight(y) : f_add(y, f_zero());
+  return finish<kRound, Sixteen>(y);
 }
 
 static void expand_bf16(const uint8_t* tile, float* w) {
@@ -63,26 +54,40 @@ static void expand_f32(const uint8_t* tile, float* w, int inputs) {
   }
 }
 
-OCT_INLINE int64_t tile_bytes(WeightKind kind) {
-  return kind == WeightKind::kBf16 ? 1024 : kind == WeightKind::kQ8_0 ? 544 : kind == WeightKind::kQ4_1 ? 320 : 2048;
+// Writes pairs to a tile of floats, from column `w` on.
+struct FloatSink {
+  float* w;
+  template <class F>
+  inline __attribute__((always_inline)) void put(int pair, F even, F odd) {
+    f_store(w + 32 * pair, even);
+    f_store(w + 32 * pair + 16, odd);
+  }
+};
+template <WeightKind kKind, bool kRound>
+static void expand_format(TileAt at, float* w) {
+  for (int column = 0; column < 16; column += Columns::kColumns) {
+    FloatSink sink = {w + column};
+    each_pair<kKind, kRound, Columns>(group_scale<kKind, Columns>(at.head, column), at.tile, column, sink);
+  }
 }
-// The first byte of column block `block`.
-OCT_INLINE const uint8_t* block_data(const PackedWeight& weight, int64_t block) {
-  if (weight.kind == WeightKind::kF32) return weight.data + block * weight.k * 64;
-  return weight.data + block * ((weight.k + 31) / 32) * tile_bytes(weight.kind);
-}
+
 // Tile t of a column block that starts at `block`.
 template <bool kRound>
 static void expand_tile(const PackedWeight& weight, const uint8_t* block, int t, float* w) {
-  const uint8_t* tile = block + t * tile_bytes(weight.kind);
+  const TileAt at = tile_at(weight.kind, block, t);
   switch (weight.kind) {
     case WeightKind::kBf16:
-      return expand_bf16(tile, w);
+      return expand_bf16(at.tile, w);
     case WeightKind::kQ8_0:
-      return expand_q8<kRound>(tile, w);
+      return expand_q8<kRound>(at.tile, w);
     case WeightKind::kQ4_1:
-      return kRound ? expand_q4_rounded(tile, w) : expand_q4<false>(tile, w);
+      return kRound ? expand_q4_rounded(at.tile, w) : expand_q4<false>(at.tile, w);
     case WeightKind::kF32:
-      return expand_f32<kRound>(tile, w, weight.k - 32 * t);
+      return expand_f32<kRound>(at.tile, w, weight.k - 32 * t);
+#define OCT_CASE(kind)   \
+  case WeightKind::kind: \
+    return expand_format<WeightKind::kind, kRound>(at, w);
+      OCT_EACH_KIND(OCT_CASE)
+#undef OCT_CASE
   }
 }

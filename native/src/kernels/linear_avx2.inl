@@ -145,9 +145,10 @@ static void overlap_blocks(const LinearArgs& a, const LinearScratch& s, int64_t 
 // Whether it served the call.
 static bool linear_overlap(const LinearArgs& a, const LinearScratch& s, int64_t row, int rows, int64_t begin,
                            int64_t end) {
-  if (a.src_f32 || rows < kOverlapRows || a.weight->kind == WeightKind::kF32) return false;
+  if (a.src_f32 || rows < kOverlapRows) return false;
   if (a.weight->kind == WeightKind::kBf16) overlap_blocks<WeightKind::kBf16>(a, s, row, rows, begin, end);
   if (a.weight->kind == WeightKind::kQ8_0) overlap_blocks<WeightKind::kQ8_0>(a, s, row, rows, begin, end);
   if (a.weight->kind == WeightKind::kQ4_1) overlap_blocks<WeightKind::kQ4_1>(a, s, row, rows, begin, end);
-  return true;
+  return a.weight->kind == WeightKind::kBf16 || a.weight->kind == WeightKind::kQ8_0 ||
+         a.weight->kind == WeightKind::kQ4_1;
 }

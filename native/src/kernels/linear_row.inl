@@ -75,7 +75,9 @@ static void row_blocks(const LinearArgs& a, const float* x, int64_t begin, int64
 
 // Whether these kernels serve the call.
 OCT_INLINE bool is_few_rows(const LinearArgs& a) {
-  if (a.src_f32 || a.weight->kind == WeightKind::kF32) return false;
+  if (a.src_f32) return false;
+  if (a.weight->kind == WeightKind::kBf16 || a.weight->kind == WeightKind::kQ8_0) return a.rows == 1;
+  if (a.weight->kind != WeightKind::kQ4_1) return false;
   return a.rows == 1 || (a.rows <= kFewRows && a.weight->kind == WeightKind::kQ4_1);
 }
 static void linear_few(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
