@@ -2,10 +2,13 @@
 // numbers of rows: milliseconds, GFLOP/s and the share of this machine's multiply-add peak. ms/step is the sum of each
 // product's least time over the repeats (weights come from memory: together they exceed the caches), so that other
 // programs on the machine disturb it little; the median step includes them.
-// Usage: linear_bench [isa] [threads] [repeats] [kind: q4_1 | q8_0 | bf16] [rows...]
+// Usage: linear_bench [isa] [threads] [repeats] [types: BF16, Q4_1, Q4_K, G4, ...; several joined by commas] [rows...]
+// Several types take turns, so that a disturbance meets all of them; each one's layers are also given as a ratio to the
+// first's. Where a type has blocks of 256, all use the nearest depths that are multiples of it.
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +23,7 @@
 
 #include "kernels.h"
 #include "pack.h"
+#include "source.h"
 
 namespace {
 
@@ -30,6 +34,8 @@ using octavo::WeightKind;
 constexpr int kLayers = 30, kMaxK = 1536, kVocab = 49152, kHidden = 576;
 constexpr int kShapes[4][2] = {{960, 576}, {576, 576}, {3072, 576}, {576, 1536}};
 
+int depth(int k, bool whole) { return whole ? (k + 128) / 256 * 256 : k; }
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Matrix {
@@ -37,24 +43,51 @@ struct Matrix {
   std::unique_ptr<uint8_t, void (*)(void*)> data{nullptr, std::free};
 };
 
-Matrix make_matrix(WeightKind kind, int n, int k, std::mt19937& random) {
+// Where a type's halves lie in its blocks; -1: floats at 0 and, for G4, 4.
+std::array<int, 2> halves(SourceType type) {
+  switch (type) {
+    case SourceType::kQ2_K:
+      return {80, 82};
+    case SourceType::kQ3_K:
+      return {108, 108};
+    case SourceType::kQ6_K:
+      return {208, 208};
+    case SourceType::kG4:
+    case SourceType::kG8:
+      return {-1, -1};
+    case SourceType::kQ4_1:
+    case SourceType::kQ5_1:
+    case SourceType::kQ4_K:
+    case SourceType::kQ5_K:
+      return {0, 2};
+    default:
+      return {0, 0};
+  }
+}
+
+void set_scales(SourceType type, uint8_t* block) {
+  const float scale = 0.01f;
+  const uint16_t half = 0x2020;
+  if (type == SourceType::kG4 || type == SourceType::kG8) std::memcpy(block, &scale, 4);
+  if (type == SourceType::kG4) std::memcpy(block + 4, &scale, 4);
+  for (int at : halves(type))
+    if (at >= 0) std::memcpy(block + at, &half, 2);
+}
+
+Matrix make_matrix(SourceType type, int n, int k, std::mt19937& random) {
   Matrix m;
-  const size_t bytes = octavo::packed_bytes(kind, n, k);
+  const octavo::SourceInfo& info = octavo::source_info(type);
+  const size_t bytes = octavo::packed_bytes(info.kind, n, k);
   m.data.reset((uint8_t*)std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-  const SourceType type = kind == WeightKind::kBf16   ? SourceType::kBf16
-                          : kind == WeightKind::kQ8_0 ? SourceType::kQ8_0
-                                                      : SourceType::kQ4_1;
   std::vector<uint8_t> source(octavo::source_row_bytes(type, k) * n);
   for (auto& b : source) b = (uint8_t)random();
-  const size_t block = kind == WeightKind::kQ8_0 ? 34 : 20, heads = kind == WeightKind::kQ8_0 ? 1 : 2;
-  if (kind == WeightKind::kBf16) {
-    for (size_t i = 0; i < source.size(); i += 2) source[i + 1] = 0x3c;
+  if (octavo::quantised(type)) {
+    for (size_t i = 0; i < source.size(); i += info.bytes) set_scales(type, &source[i]);
   } else {
-    for (size_t i = 0; i < source.size(); i += block)
-      for (size_t h = 0; h < heads; h++) source[i + 2 * h + 1] = 0x20;
+    for (size_t i = 0; i < source.size(); i += info.bytes) source[i + info.bytes - 1] = 0x3c;
   }
-  octavo::pack(type, kind, n, k, source.data(), m.data.get());
-  m.weight = {kind, n, k, m.data.get()};
+  octavo::pack(type, info.kind, n, k, source.data(), m.data.get());
+  m.weight = {info.kind, n, k, m.data.get()};
   return m;
 }
 
@@ -144,34 +177,38 @@ double measure_peak(Crew& crew, int threads, bool wide) {
 }
 
 struct Step {
+  std::string name;
   std::vector<Matrix> layers;
-  Matrix head;
+  std::vector<double> least, totals;
+};
+
+struct Rows {
   std::vector<uint16_t> src;
   std::vector<float> dst;
 };
 
-// Runs every product once and keeps each one's least time in `least`, the head's last. Returns the step's seconds.
-double run_step(const octavo::Kernels& kernels, Step& step, Crew& crew, int threads, int rows,
-                std::vector<double>& least) {
+// Runs every product once and keeps each one's least time, the head's last.
+void run_step(const octavo::Kernels& kernels, Step& step, const Matrix& head, Rows& io, Crew& crew, int threads,
+              int rows) {
   double total = 0;
   for (size_t i = 0; i <= step.layers.size(); i++) {
-    const Matrix& m = i < step.layers.size() ? step.layers[i] : step.head;
+    const Matrix& m = i < step.layers.size() ? step.layers[i] : head;
     const double start = now();
     crew.run([&](int rank) {
       octavo::LinearArgs args{};
       args.weight = &m.weight;
-      args.src = step.src.data();
-      args.dst = step.dst.data();
+      args.src = io.src.data();
+      args.dst = io.dst.data();
       args.rows = rows;
       args.ld_src = kMaxK;
       args.ld_dst = m.weight.n;
       kernels.linear(args, octavo::Team{rank, threads, nullptr});
     });
     const double seconds = now() - start;
-    least[i] = std::min(least[i], seconds);
+    step.least[i] = std::min(step.least[i], seconds);
     total += seconds;
   }
-  return total;
+  step.totals.push_back(total);
 }
 
 const octavo::Kernels* find(const std::string& isa) {
@@ -181,45 +218,77 @@ const octavo::Kernels* find(const std::string& isa) {
   return &octavo::kKernelsAvx2;
 }
 
+std::vector<SourceType> parse_types(const std::string& list) {
+  std::vector<SourceType> types;
+  for (size_t at = 0; at <= list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    types.push_back(octavo::source_type(list.substr(at, end - at)));
+    at = end + 1;
+  }
+  return types;
+}
+
+void report(std::vector<Step>& steps, int rows, double layer_flops, double head_flops, double peak) {
+  double first = 0;
+  for (Step& step : steps) {
+    std::sort(step.totals.begin(), step.totals.end());
+    const double head = step.least.back();
+    double all = 0;
+    for (double v : step.least) all += v;
+    if (first == 0) first = all - head;
+    const double rate = (layer_flops + head_flops) * rows / all / 1e9;
+    std::printf("%4d  %-6s  %7.2f  %6.2f  %5.2f  %6.2f  %13.2f  %7.1f  %6.1f%%\n", rows, step.name.c_str(), all * 1e3,
+                (all - head) * 1e3, (all - head) / first, head * 1e3, step.totals[step.totals.size() / 2] * 1e3, rate,
+                100 * rate / peak);
+  }
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string isa = argc > 1 ? argv[1] : "avx2", kind_name = argc > 4 ? argv[4] : "q4_1";
+  const std::string isa = argc > 1 ? argv[1] : "avx2";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2, repeats = argc > 3 ? std::atoi(argv[3]) : 5;
+  const std::vector<SourceType> types = parse_types(argc > 4 ? argv[4] : "Q4_1");
   std::vector<int> all_rows;
   for (int i = 5; i < argc; i++) all_rows.push_back(std::atoi(argv[i]));
   if (all_rows.empty()) all_rows = {1, 2, 4, 8, 16, 32, 64, 128, 512};
-  const WeightKind kind = kind_name == "bf16"   ? WeightKind::kBf16
-                          : kind_name == "q8_0" ? WeightKind::kQ8_0
-                                                : WeightKind::kQ4_1;
   _mm_setcsr(_mm_getcsr() | 0x8040);
   std::mt19937 random(7);
-  Step step;
-  for (int l = 0; l < kLayers; l++)
-    for (const auto& s : kShapes) step.layers.push_back(make_matrix(kind, s[0], s[1], random));
-  step.head = make_matrix(WeightKind::kQ8_0, kVocab, kHidden, random);
+  bool whole = false;
+  for (SourceType t : types) whole = whole || octavo::source_info(t).values == 256;
+  std::vector<Step> steps;
+  double layer_flops = 0;
+  for (SourceType t : types) {
+    Step step;
+    step.name = octavo::source_info(t).name;
+    layer_flops = 0;
+    for (int l = 0; l < kLayers; l++)
+      for (const auto& s : kShapes) {
+        step.layers.push_back(make_matrix(t, s[0], depth(s[1], whole), random));
+        layer_flops += 2.0 * s[0] * depth(s[1], whole);
+      }
+    steps.push_back(std::move(step));
+  }
+  const Matrix head = make_matrix(SourceType::kQ8_0, kVocab, kHidden, random);
   const int most = *std::max_element(all_rows.begin(), all_rows.end());
-  step.src.resize((size_t)most * kMaxK);
-  for (auto& v : step.src) v = (uint16_t)(0x3c00 + random() % 0x300 + (random() % 2 << 15));
-  step.dst.resize((size_t)most * kVocab);
-  double per_row = 2.0 * kVocab * kHidden;
-  for (const auto& s : kShapes) per_row += 2.0 * kLayers * s[0] * s[1];
+  Rows io;
+  io.src.resize((size_t)most * kMaxK);
+  for (auto& v : io.src) v = (uint16_t)(0x3c00 + random() % 0x300 + (random() % 2 << 15));
+  io.dst.resize((size_t)most * kVocab);
 
   Crew crew(threads);
   const double peak = measure_peak(crew, threads, isa == "avx512" || isa == "amx");
-  std::printf("%s, %d threads, %s, multiply-add peak %.1f GFLOP/s\n", isa.c_str(), threads, kind_name.c_str(), peak);
-  std::printf("rows  ms/step  layers    head  (median step)  GFLOP/s  of peak\n");
+  std::printf("%s, %d threads, multiply-add peak %.1f GFLOP/s\n", isa.c_str(), threads, peak);
+  std::printf("rows  type    ms/step  layers  ratio    head  (median step)  GFLOP/s  of peak\n");
   for (int rows : all_rows) {
-    std::vector<double> totals, least(step.layers.size() + 1, 1e9);
-    for (int i = 0; i < repeats; i++) totals.push_back(run_step(*find(isa), step, crew, threads, rows, least));
-    std::sort(totals.begin(), totals.end());
-    const double head = least.back();
-    double all = 0;
-    for (double v : least) all += v;
-    const double rate = per_row * rows / all / 1e9;
-    std::printf("%4d  %7.2f  %6.2f  %6.2f  %13.2f  %7.1f  %6.1f%%\n", rows, all * 1e3, (all - head) * 1e3, head * 1e3,
-                totals[totals.size() / 2] * 1e3, rate, 100 * rate / peak);
-    std::fflush(stdout);
+    for (Step& step : steps) {
+      step.least.assign(step.layers.size() + 1, 1e9);
+      step.totals.clear();
+    }
+    for (int i = 0; i < repeats; i++)
+      for (Step& step : steps) run_step(*find(isa), step, head, io, crew, threads, rows);
+    report(steps, rows, layer_flops, 2.0 * kVocab * kHidden, peak);
   }
   return 0;
 }

@@ -28,21 +28,21 @@ struct Format {
 // By WeightKind. Unused for kBf16 and kF32.
 static constexpr Format kFormats[kWeightKinds] = {
     {},
-    {8, Scales::kHalf, 0, false},       // kQ8_0
-    {4, Scales::kHalfMin, 0, false},    // kQ4_1
+    {8, Scales::kHalf, 0, false},     // kQ8_0
+    {4, Scales::kHalfMin, 0, false},  // kQ4_1
     {},
-    {4, Scales::kHalf, 8, false},       // kQ4_0
-    {5, Scales::kHalf, 16, false},      // kQ5_0
-    {5, Scales::kHalfMin, 0, false},    // kQ5_1
-    {2, Scales::kSub16Min, 0, false},   // kQ2_K
-    {3, Scales::kSub16, 4, false},      // kQ3_K
-    {4, Scales::kSub32Min, 0, false},   // kQ4_K
-    {5, Scales::kSub32Min, 0, false},   // kQ5_K
-    {6, Scales::kSub16, 32, false},     // kQ6_K
-    {4, Scales::kHalf, 128, true},      // kIQ4_NL
-    {4, Scales::kSub32, 128, true},     // kIQ4_XS
-    {4, Scales::kFloatMin, 0, false},   // kG4
-    {8, Scales::kFloat, 0, false},      // kG8
+    {4, Scales::kHalf, 8, false},      // kQ4_0
+    {5, Scales::kHalf, 16, false},     // kQ5_0
+    {5, Scales::kHalfMin, 0, false},   // kQ5_1
+    {2, Scales::kSub16Min, 0, false},  // kQ2_K
+    {3, Scales::kSub16, 4, false},     // kQ3_K
+    {4, Scales::kSub32Min, 0, false},  // kQ4_K
+    {5, Scales::kSub32Min, 0, false},  // kQ5_K
+    {6, Scales::kSub16, 32, false},    // kQ6_K
+    {4, Scales::kHalf, 128, true},     // kIQ4_NL
+    {4, Scales::kSub32, 128, true},    // kIQ4_XS
+    {4, Scales::kFloatMin, 0, false},  // kG4
+    {8, Scales::kFloat, 0, false},     // kG8
 };
 
 // The values of IQ4 codes, each plus 128.

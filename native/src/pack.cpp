@@ -131,7 +131,8 @@ void pack_scales(Scales form, const SourceBlock& b, int64_t t, int64_t column, u
 
 // Scale and minimum of input i of a tile, as packed.
 ScalePair packed_scale(Scales form, const uint8_t* head, const uint8_t* p, int64_t column, int i) {
-  const float d = half_to_float(load<uint16_t>(head + 2 * column)), m = half_to_float(load<uint16_t>(head + 32 + 2 * column));
+  const float d = half_to_float(load<uint16_t>(head + 2 * column)),
+              m = half_to_float(load<uint16_t>(head + 32 + 2 * column));
   switch (form) {
     case Scales::kHalf:
       return {half_to_float(load<uint16_t>(p + 2 * column)), 0.0f};
@@ -245,7 +246,8 @@ float packed_value(WeightKind kind, const uint8_t* block, int64_t column, int64_
   const Format& f = format_of(kind);
   const uint8_t* tile = block + tile_offset(kind, i / kDepth);
   const int within = (int)(i % kDepth);
-  const ScalePair s = packed_scale(f.scales, block + head_offset(kind, i / kDepth), tile + code_bytes(kind), column, within);
+  const ScalePair s =
+      packed_scale(f.scales, block + head_offset(kind, i / kDepth), tile + code_bytes(kind), column, within);
   return flush(f, value(f, packed_code(kind, tile, column, within), s));
 }
 
@@ -267,9 +269,7 @@ size_t packed_bytes(WeightKind kind, int64_t n, int64_t k) {
   return (size_t)((n + kCols - 1) / kCols * block_bytes(kind, k));
 }
 
-bool can_pack(SourceType type, WeightKind kind) {
-  return kind == WeightKind::kF32 || kind == source_info(type).kind;
-}
+bool can_pack(SourceType type, WeightKind kind) { return kind == WeightKind::kF32 || kind == source_info(type).kind; }
 
 void pack(SourceType type, WeightKind kind, int64_t n, int64_t k, const uint8_t* src, uint8_t* dst, int64_t first_row) {
   if (!can_pack(type, kind)) throw std::invalid_argument("this source type cannot be packed as this kind");

@@ -24,14 +24,22 @@ def multiply_add_rate(isa: str, threads: int) -> float:
 # --- weights (pack.h) -----------------------------------------------------------------------------
 
 def source_row_bytes(source: str, k: int) -> int:
-    """Bytes of one row of k values; source is "F32", "F16", "BF16", "Q8_0" or "Q4_1" (GGUF names)."""
+    """Bytes of one row of k values, whole blocks. source: "F32", "F16", "BF16", GGUF's "Q8_0", "Q4_0", "Q4_1", "Q5_0",
+    "Q5_1", "Q2_K" to "Q6_K", "IQ4_NL", "IQ4_XS", or the neutral "G4" and "G8" (source.h).
+    """
 
 def packed_bytes(kind: str, n: int, k: int) -> int:
-    """Bytes of a packed matrix; kind is "bf16", "q8_0", "q4_1" or "f32"."""
+    """Bytes of a packed matrix; kind is "bf16", "f32" or a quantised source's name in lower case."""
 
-def can_pack(source: str, kind: str) -> bool: ...
-def pack(source: str, kind: str, n: int, k: int, src: Any, dst: Any) -> None:
-    """Packs `src` (buffer of n rows) into `dst` (writable buffer of packed_bytes). Releases the GIL."""
+def can_pack(source: str, kind: str) -> bool:
+    """Quantised sources pack as their own kind, floats as "bf16"; every source's exact values as "f32"."""
+
+def pack(source: str, kind: str, n: int, k: int, src: Any, dst: Any, first_row: int = 0) -> None:
+    """Packs `src` (buffer of n rows) into `dst` (writable buffer of packed_bytes). Releases the GIL.
+
+    Blocks whose scale is not finite are refused by ValueError; rows count from `first_row` in its message. A matrix
+    may be packed in pieces of a multiple of 16 rows: packed pieces follow each other.
+    """
 
 def unpack(kind: str, n: int, k: int, packed: Any, dst: Any, rounded: bool = True) -> None:
     """Expands a packed matrix to float32 [n, k] (`dst`): as bf16 products see the values, or unrounded."""

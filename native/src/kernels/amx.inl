@@ -55,8 +55,8 @@ OCT_INLINE const uint8_t* tile_pairs(WeightKind kind, TileAt at, uint8_t* room) 
     case WeightKind::kQ4_1:
       pairs_q4(at.tile, (int32_t*)room);
       break;
-#define OCT_CASE(kind)                                            \
-  case WeightKind::kind:                                          \
+#define OCT_CASE(kind)                                  \
+  case WeightKind::kind:                                \
     pairs_format<WeightKind::kind>(at, (int32_t*)room); \
     break;
       OCT_EACH_KIND(OCT_CASE)

@@ -166,5 +166,5 @@ OCT_INLINE void each_pair(const GroupScale<V>& group, const uint8_t* tile, int c
 }
 
 // The kinds that these templates serve; the others have expansions of their own.
-#define OCT_EACH_KIND(X)                                                                                      \
+#define OCT_EACH_KIND(X) \
   X(kQ4_0) X(kQ5_0) X(kQ5_1) X(kQ2_K) X(kQ3_K) X(kQ4_K) X(kQ5_K) X(kQ6_K) X(kIQ4_NL) X(kIQ4_XS) X(kG4) X(kG8)

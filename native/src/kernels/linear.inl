@@ -187,7 +187,7 @@ static void linear_blocks(const LinearArgs& a, const LinearScratch& s, int64_t r
     for (int r = 0; r < rows; r++) finish_row(a, row + r, block + b, f_load(s.c + (b * kRowBlock + r) * 16));
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !OCTAVO_AMX
 #include "kernels/linear_avx2.inl"
 #else
 static bool linear_overlap(const LinearArgs&, const LinearScratch&, int64_t, int, int64_t, int64_t) { return false; }

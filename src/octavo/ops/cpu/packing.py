@@ -3,7 +3,8 @@
 Life: `plan_arena` says where each tensor will lie, from names and types alone; `open_arena` maps the arena that an
 earlier start left in the cache directory, or packs it once, under a lock, into a temporary file that is renamed when
 complete. A later start neither hashes nor packs. Where the directory cannot be written the arena lives in memory alone,
-and the caller is told (that is also the off switch: `directory=None`).
+and the caller is told (that is also the off switch: `directory=None`). Packing takes a few megabytes beside the arena:
+a matrix goes through in pieces of whole column blocks, and pages of the model's file are given back once packed.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -40,16 +42,19 @@ Progress = Callable[[str, float | None], None]
 Tensors = Callable[[], Iterable[SourceTensor]]
 """Starts one pass over the checkpoint."""
 
+_QUANTISED = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "G4", "G8",
+)  # fmt: skip
+_FLOATS = ("F32", "F16", "BF16")
 _KINDS = {
-    "bf16": {
-        "Q4_1": "q4_1",
-        "Q8_0": "q8_0",
-        "F16": "bf16",
-        "BF16": "bf16",
-        "F32": "bf16",
-    },
-    "float32": dict.fromkeys(("Q4_1", "Q8_0", "F16", "BF16", "F32"), "f32"),
+    "bf16": {**dict.fromkeys(_FLOATS, "bf16"), **{source: source.lower() for source in _QUANTISED}},
+    "float32": dict.fromkeys((*_FLOATS, *_QUANTISED), "f32"),
 }
+"""Kind of a matrix by precision and type: every quantised type keeps its bits on the bf16 path."""
+
+_PIECE_BYTES = 8 << 20
+"""Packed bytes written at a time, where one column block is not more."""
+_BLOCK_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,17 @@ class ArenaPlan:
         if self.precision == "float32":
             return None
         rounded = [s for s in self.sources if s in ("F32", "F16")]
-        expanded = [s for s in self.sources if s in ("Q4_1", "Q8_0")]
+        expanded = [s for s in self.sources if s in _QUANTISED]
         parts = []
         if rounded:
-            parts.append(f"{' and '.join(rounded)} weights are rounded to bf16")
+            parts.append(f"{_listed(rounded)} weights are rounded to bf16")
         if expanded:
-            parts.append(f"{' and '.join(expanded)} weights keep their bits and are rounded to bf16 inside products")
+            parts.append(f"{_listed(expanded)} weights keep their bits and are rounded to bf16 inside products")
         return "; ".join(parts) or None
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)
 
 
 def plan_arena(sources: Mapping[str, tuple[str, tuple[int, ...]]], precision: str) -> ArenaPlan:
@@ -142,7 +151,7 @@ class Arena:
 def layout_id() -> str:
     """Digest of how this build packs one small matrix of every kind: another layout never reads this one's arenas."""
     digest = hashlib.sha256(str(FORMAT_VERSION).encode())
-    n, k = 33, 64
+    n, k = 33, 256
     for source, kind in sorted({*_KINDS["bf16"].items(), ("F32", "f32")}):
         rows = (np.arange(n * _native.source_row_bytes(source, k)) % 113 % 59).astype(np.uint8)
         packed = bytearray(_native.packed_bytes(kind, n, k))
@@ -215,9 +224,7 @@ def _write(path: Path, plan: ArenaPlan, tensors: Tensors, progress: Progress) ->
         with partial.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, DATA_OFFSET + plan.size + _CHECKSUM_BYTES)
             file.write(_index(plan))
-            for entry, packed in _packed(plan, tensors, progress):
-                file.seek(DATA_OFFSET + entry.offset)
-                file.write(packed)
+            _pack_all(plan, tensors, _FileRoom(file), progress)
             file.flush()
             total = _native.checksum(_native.map_arena(str(partial), DATA_OFFSET, plan.size))
             file.seek(DATA_OFFSET + plan.size)
@@ -243,27 +250,84 @@ def _pack_in_memory(plan: ArenaPlan, tensors: Tensors, progress: Progress, probl
     memory = mmap.mmap(-1, max(plan.size, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    for entry, packed in _packed(plan, tensors, progress):
-        memory[entry.offset : entry.offset + entry.size] = bytes(packed)
+    _pack_all(plan, tensors, _MemoryRoom(memory), progress)
     return Arena(plan, memory, "memory", problem)
 
 
-def _packed(plan: ArenaPlan, tensors: Tensors, progress: Progress) -> Iterable[tuple[Entry, memoryview]]:
-    """Each tensor of the plan, packed; every one is met exactly once."""
+class _Room(Protocol):
+    """Where packed bytes go."""
+
+    def piece(self, offset: int, size: int) -> AbstractContextManager[memoryview]:
+        """Zeroed or stale bytes of the arena, to be filled inside a `with` block."""
+
+
+class _FileRoom:
+    """One buffer for all pieces: pages of a mapped file would count as this process's memory until they are written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._buffer = bytearray()
+
+    @contextmanager
+    def piece(self, offset: int, size: int) -> Iterator[memoryview]:
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        view = memoryview(self._buffer)[:size]
+        yield view
+        self._file.seek(DATA_OFFSET + offset)
+        self._file.write(view)
+
+
+class _MemoryRoom:
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    @contextmanager
+    def piece(self, offset: int, size: int) -> Iterator[memoryview]:
+        with memoryview(self._memory) as whole, whole[offset : offset + size] as view:
+            yield view
+
+
+def _pack_all(plan: ArenaPlan, tensors: Tensors, room: _Room, progress: Progress) -> None:
+    """Packs the tensors of the plan; every one is met exactly once."""
     left = set(plan.entries)
     for tensor in tensors():
         entry = plan.entries.get(tensor.name)
         if entry is None:
             continue
         if entry.kind == "vector":
-            yield (
-                entry,
-                memoryview(expand(tensor.source, tensor.shape, tensor.data)).cast("B"),
-            )
+            with room.piece(entry.offset, entry.size) as view:
+                view[:] = memoryview(expand(tensor.source, tensor.shape, tensor.data)).cast("B")
         else:
-            room = bytearray(entry.size)
-            _native.pack(tensor.source, entry.kind, entry.n, entry.k, tensor.data, room)
-            yield entry, memoryview(room)
+            _pack_matrix(tensor, entry, room)
         left.remove(tensor.name)
         progress("packing weights", 1 - len(left) / len(plan.entries))
     assert not left, sorted(left)
+
+
+def _pack_matrix(tensor: SourceTensor, entry: Entry, room: _Room) -> None:
+    data = tensor.data.cast("B") if tensor.data.ndim != 1 or tensor.data.itemsize != 1 else tensor.data
+    row_bytes = _native.source_row_bytes(tensor.source, entry.k)
+    block_bytes = _native.packed_bytes(entry.kind, _BLOCK_ROWS, entry.k)
+    step = max(1, _PIECE_BYTES // block_bytes) * _BLOCK_ROWS
+    for row in range(0, entry.n, step):
+        rows = min(step, entry.n - row)
+        source = data[row * row_bytes : (row + rows) * row_bytes]
+        size = _native.packed_bytes(entry.kind, rows, entry.k)
+        with room.piece(entry.offset + row // _BLOCK_ROWS * block_bytes, size) as view:
+            try:
+                _native.pack(tensor.source, entry.kind, rows, entry.k, source, view, row)
+            except ValueError as error:
+                raise ValueError(f"tensor {tensor.name}: {error}") from error
+        _give_back(source)
+
+
+def _give_back(source: memoryview) -> None:
+    """Tells the system that the pages of a mapped file, read and packed, need not stay in this process's memory."""
+    mapping = source.obj
+    if not isinstance(mapping, mmap.mmap) or not source.readonly or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    base = np.frombuffer(mapping, np.uint8).ctypes.data
+    start = np.frombuffer(source, np.uint8).ctypes.data - base
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, first, start + source.nbytes - first)
