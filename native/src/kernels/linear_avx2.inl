@@ -173,15 +173,14 @@ static bool linear_overlap(const LinearArgs& a, const LinearScratch& s, int64_t 
                            int64_t end) {
   if (a.src_f32 || rows < kOverlapRows) return false;
   switch (a.weight->kind) {
-    case WeightKind::kF32:
-      return false;
 #define OCT_CASE(kind)                                             \
   case WeightKind::kind:                                           \
     overlap_blocks<WeightKind::kind>(a, s, row, rows, begin, end); \
     return true;
-      OCT_EACH_KIND(OCT_CASE)
-      OCT_CASE(kBf16) OCT_CASE(kQ8_0) OCT_CASE(kQ4_1)
+    OCT_COMMON_KIND(OCT_CASE)
+    OCT_CASE(kBf16)
+    OCT_CASE(kQ8_0) OCT_CASE(kQ4_1)
 #undef OCT_CASE
+        default : return false;
   }
-  return false;
 }

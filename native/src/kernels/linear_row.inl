@@ -107,7 +107,7 @@ constexpr int kFewRows = 1;
 
 template <WeightKind kKind>
 static void format_rows(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
-  if constexpr (kFewRows == 3) {
+  if constexpr (kFewRows == 3 && is_common(kKind)) {
     if (a.rows == 3) return format_blocks<kKind, 3>(a, x, begin, end);
     if (a.rows == 2) return format_blocks<kKind, 2>(a, x, begin, end);
   }
@@ -149,7 +149,7 @@ static void q4_rows(const LinearArgs& a, const float* x, int64_t begin, int64_t 
 OCT_INLINE bool is_few_rows(const LinearArgs& a) {
   const WeightKind kind = a.weight->kind;
   if (a.src_f32 || kind == WeightKind::kF32) return false;
-  return a.rows == 1 || (a.rows <= kFewRows && kind != WeightKind::kBf16 && kind != WeightKind::kQ8_0);
+  return a.rows == 1 || (a.rows <= kFewRows && (kind == WeightKind::kQ4_1 || is_common(kind)));
 }
 static void linear_few(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
   switch (a.weight->kind) {
