@@ -7,6 +7,7 @@ prefers one token clearly, Octavo's float32 path must prefer it too, and the tex
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +68,11 @@ def joined(parts: list[Reading]) -> Reading:
 
 
 def by_transformers(path: Path, ids: list[int]) -> Reading:
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -16,7 +16,7 @@ import numpy as np
 from octavo.models.digest import file_digest
 from octavo.models.generation import hf_sampling
 from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
-from octavo.models.names import Found, match
+from octavo.models.names import Found, match, other_parts
 from octavo.models.quantised.weights import FileTensor, open_weights
 from octavo.models.registry import rules_of
 from octavo.models.spec import ModelError, ModelSpec, Tensor
@@ -48,6 +48,8 @@ class HFCheckpoint:
         self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
         weights = open_weights(folder)
         self._tensors, self._files, self.notes = weights.tensors, weights.files, weights.notes
+        if other := other_parts(self._tensors):
+            self.notes = (*self.notes, f"text alone: {' and '.join(other)} of the files are not read")
         self._found = {name: Found(tensor.type, tensor.shape) for name, tensor in self._tensors.items()}
         _check_head(folder, self.spec, self._tensors)
         self._matched = match(str(folder), rules_of(self.spec), self._found, "hf")

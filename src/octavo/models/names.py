@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,7 +25,10 @@ Naming = Literal["gguf", "hf"]
 _HARMLESS = re.compile(
     r"(rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight|.*rotary_emb\.inv_freq)"
 )
+_TEXT_PART = "language_model."
+"""Before the names of the decoder, in the files of models that read images too."""
 _MULTIMODAL = ("language_model.", "model.language_model.", "text_model.")
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 _HEAD = {"gguf": "output.weight", "hf": "lm_head.weight"}
 
 
@@ -169,10 +172,9 @@ def _settled(rule: TensorRule, found: Mapping[str, Found], naming: Naming) -> Te
     )
 
 
-def _bare(rule: TensorRule) -> TensorRule:
-    """Without the leading "model."."""
-    places = tuple(replace(place, name=place.name.removeprefix("model.")) for place in rule.hf_places)
-    return replace(rule, hf=rule.hf.removeprefix("model."), hf_places=places)
+def _renamed(rule: TensorRule, rename: Callable[[str], str]) -> TensorRule:
+    places = tuple(replace(place, name=rename(place.name)) for place in rule.hf_places)
+    return replace(rule, hf=rename(rule.hf), hf_places=places)
 
 
 def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found]) -> Sequence[TensorRule]:
@@ -181,7 +183,9 @@ def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Foun
         return rules
     bare = rules[0].hf.removeprefix("model.")
     if bare in found:
-        return [_bare(rule) for rule in rules]
+        return [_renamed(rule, lambda name: name.removeprefix("model.")) for rule in rules]
+    if _TEXT_PART + rules[0].hf in found:
+        return [_renamed(rule, lambda name: _TEXT_PART + name) for rule in rules]
     inner = next((name for name in found if name.startswith(_MULTIMODAL) and name.endswith(bare)), None)
     if inner is not None:
         raise ModelError(
@@ -191,9 +195,14 @@ def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Foun
     return rules
 
 
+def other_parts(names: Iterable[str]) -> tuple[str, ...]:
+    """The parts of a file that are not for text, by the first words of their tensors' names."""
+    return tuple(sorted({name.split(".")[0] for name in names if name.startswith(_OTHER_PARTS)}))
+
+
 def is_harmless(name: str) -> bool:
-    """Whether a tensor outside the list is known to carry nothing that the configuration does not."""
-    return _HARMLESS.fullmatch(name) is not None
+    """Whether a tensor outside the list carries nothing for text that the configuration does not."""
+    return name.startswith(_OTHER_PARTS) or _HARMLESS.fullmatch(name) is not None
 
 
 def _listed(missing: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.models.architecture import TensorRule
 from octavo.models.architectures.decoder import decoder_rules
-from octavo.models.names import Found, Matched, match
+from octavo.models.names import Found, Matched, match, other_parts
 from octavo.models.registry import ARCHITECTURES, rules_of
 from octavo.models.spec import ModelError, Tensor
 from tests.support.tiny import Tiny, interleave_rows
@@ -117,7 +117,15 @@ def test_names_without_the_leading_model_are_found() -> None:
     assert mapped(matched, embed, gain).keys() == {"embed.weight", "norm.weight"} and not matched.unknown
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "language_model."])
+def test_the_language_model_inside_another_is_found_and_its_other_parts_are_silent() -> None:
+    embed = stored("language_model.model.embed_tokens.weight", random(6, 4))
+    names = {**found(embed), "vision_tower.patch.weight": Found("F32", (1,))}
+    matched = match("m", [EMBED], names, "hf")
+    assert mapped(matched, embed).keys() == {"embed.weight"} and not matched.unknown
+    assert other_parts(names) == ("vision_tower",)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model."])
 def test_the_language_model_of_a_multimodal_one_is_refused(prefix: str) -> None:
     names = {f"{prefix}embed_tokens.weight": Found("F32", (6, 4)), "vision_tower.patch.weight": Found("F32", (1,))}
     with pytest.raises(ModelError, match=f"multimodal.*{prefix}embed_tokens"):

@@ -16,10 +16,28 @@ from octavo.ops.base import OpSet
 V = TypeVar("V")
 
 _PERIOD = 6
+_SIZES = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "vocab_size": 262208,
+}
+"""What the inner configuration of a model that reads images need not say."""
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
 
 
 def hf_spec(config: ConfigReader) -> ModelSpec:
+    """Of the text, where the model reads images too: its configuration is an object inside the other."""
+    if config.section("text_config") is None:
+        return _text_spec(config)
+    text = ConfigReader(config.path, {**_SIZES, **config.values["text_config"]}, "text_config.")
+    spec = _text_spec(text)
+    text.refuse_unread()
+    return spec
+
+
+def _text_spec(config: ConfigReader) -> ModelSpec:
     spec = gemma.hf_spec(config, "gemma3", RopeDefaults(_GLOBAL_THETA), 131072, "full_attention")
     spec = gemma.hf_windows(config, spec, config.integer("sliding_window_pattern", _PERIOD, low=1))
     cap = gemma.hf_cap(config, "final_logit_softcapping", None)
@@ -63,8 +81,8 @@ def forward(ops: OpSet[V], spec: ModelSpec, num_tokens: int) -> V:
 
 ARCHITECTURE = Architecture(
     name="gemma3",
-    hf_classes=("Gemma3ForCausalLM",),
-    model_types=("gemma3_text",),
+    hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    model_types=("gemma3_text", "gemma3"),
     gguf_names=("gemma3",),
     hf_spec=hf_spec,
     gguf_spec=gguf_spec,
