@@ -47,6 +47,7 @@ CHANGES_RESULTS: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (),
     "residual_multiplier": (1,),
     "rope_interleave": (False,),
+    "rope_interleaved": (False,),
     "rope_local_base_freq": (),
     "rope_parameters": (),
     "rope_scaling": (),
@@ -55,6 +56,7 @@ CHANGES_RESULTS: dict[str, tuple[Any, ...]] = {
     "sliding_window_pattern": (),
     "use_bias": (False,),
     "use_mla": (False,),
+    "use_mrope": (False,),
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }

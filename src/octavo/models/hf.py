@@ -9,7 +9,6 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from octavo.types import SamplingDefaults
 
 log = logging.getLogger("octavo.models")
 
+_BAND = 1 << 22
 SUPPORTED_TYPES = (*FLOAT_BYTES, "G4", "G8")
 
 
@@ -101,7 +101,7 @@ def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, FileTensor]) -
         )
     if not spec.tied or head is None or embedding is None:
         return
-    if head.type != embedding.type or not np.array_equal(_bytes(head), _bytes(embedding)):
+    if head.type != embedding.type or not _same(head.data, embedding.data):
         raise ModelError(
             f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from it; "
             "set tie_word_embeddings to false to use it"
@@ -114,5 +114,9 @@ def _aligned(data: memoryview) -> memoryview:
     return data if address % 4 == 0 else np.frombuffer(data, np.uint8).copy().data
 
 
-def _bytes(tensor: FileTensor) -> Any:
-    return np.frombuffer(tensor.data, np.uint8)
+def _same(one: memoryview, other: memoryview) -> bool:
+    """In bands: a comparison of the whole would take as much memory again."""
+    return len(one) == len(other) and all(
+        np.array_equal(np.frombuffer(one[at : at + _BAND], np.uint8), np.frombuffer(other[at : at + _BAND], np.uint8))
+        for at in range(0, len(one), _BAND)
+    )

@@ -186,6 +186,8 @@ def _section(config: ConfigReader, layer_type: str | None) -> ConfigReader | Non
         section = section.section(layer_type)
     if section is None or not section.values:
         return None
+    if section.has("attn_factor"):
+        raise section.wrong("attn_factor", "absent, for transformers does not read it, or be called attention_factor")
     for key in section.values:
         if key not in _SECTION_KEYS:
             raise section.wrong(key, f"absent: known are {', '.join(_SECTION_KEYS)}")

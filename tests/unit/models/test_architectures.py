@@ -80,7 +80,6 @@ def rotated(spec: ModelSpec) -> list[bool]:
         "LlavaForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "LlamaForSequenceClassification",
-        "Olmo3ForCausalLM",
         "T5ForConditionalGeneration",
     ],
 )
@@ -214,6 +213,11 @@ def test_olmo2_norms_whole_rows_and_what_comes_out() -> None:
         ({"num_key_value_heads": 3}, ["3 KV heads"]),
         ({"tie_word_embeddings": 1}, ["tie_word_embeddings"]),
         ({"alibi": True}, ["alibi"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.9}},
+            ["attn_factor", "attention_factor"],
+        ),
         ({"num_local_experts": 8}, ["num_local_experts"]),
         ({"kv_lora_rank": 512}, ["kv_lora_rank"]),
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
@@ -237,7 +241,7 @@ def test_settings_that_nothing_computes_are_named(values: dict[str, Any], words:
         ({"rope__scaling__type": "ntk", "rope__scaling__factor": 2.0}, ["ntk"]),
         ({"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__attn_factor": 1.5}, ["yarn"]),
         ({"rope__freq_base": 0.5}, ["0.5"]),
-        ({"expert_count": 8, "expert_used_count": 2}, ["llama.expert_count"]),
+        ({"attention__kv_lora_rank": 512}, ["llama.attention.kv_lora_rank"]),
         ({"final_logit_softcapping": 30.0}, ["llama.final_logit_softcapping"]),
         ({"embedding_length": 10**9}, ["llama.embedding_length"]),
     ],
@@ -259,3 +263,87 @@ def test_gguf_scaling_is_linear_where_only_a_factor_is_named() -> None:
         "qwen2", rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=512
     )
     assert yarn.ropes[0].kind == "yarn" and yarn.ropes[0].scale == pytest.approx(0.1 * np.log(4) + 1)
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Llama 3.2 1B": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256,
+    },
+    "Mistral Nemo": {
+        "architectures": ["MistralForCausalLM"],
+        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 14336, "max_position_embeddings": 131072, "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+        "vocab_size": 131072,
+    },
+    "Qwen2.5 7B": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+        "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072,
+        "tie_word_embeddings": False, "use_mrope": False, "use_sliding_window": False, "vocab_size": 152064,
+    },
+    "Qwen3 0.6B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "Phi-4 mini": {
+        "architectures": ["Phi3ForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0, "full_attn_mod": 1, "hidden_act": "silu",
+        "hidden_size": 3072, "intermediate_size": 8192, "lm_head_bias": False, "max_position_embeddings": 131072,
+        "mlp_bias": False, "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+        "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064,
+    },
+    "Granite 3.1 2B": {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.1, "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "logits_scaling": 8.0,
+        "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None,
+        "rope_theta": 5000000.0, "tie_word_embeddings": True, "vocab_size": 49155,
+    },
+    "SmolLM3 3B": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+        "max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+        "use_sliding_window": False, "vocab_size": 128256,
+    },
+    "OLMo 2 1B": {
+        "architectures": ["Olmo2ForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 16, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+        "tie_word_embeddings": False, "vocab_size": 100352,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_configurations_as_they_are_published_are_read(name: str) -> None:
+    config = PUBLISHED[name]
+    spec = hf_model(ConfigReader(Path("config.json"), config))
+    assert spec.layers == config["num_hidden_layers"] and spec.kv_heads == config["num_key_value_heads"]
+    assert spec.max_context == config["max_position_embeddings"]
+    assert spec.tied == config.get("tie_word_embeddings", True)
+    assert rotated(spec) == [bool(one) for one in config.get("no_rope_layers", [1] * spec.layers)]
+    assert len(spec.ropes[0].inverse_frequencies) == spec.head_dim * config.get("partial_rotary_factor", 1) // 2
+    assert set(windows(spec)) == ({config["sliding_window"]} if name.startswith("Phi") else {None})

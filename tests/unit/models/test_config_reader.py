@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.models.config_reader import ConfigReader
+from octavo.models.config_reader import CHANGES_RESULTS, ConfigReader
 from octavo.models.metadata import Metadata
-from octavo.models.registry import hf_model
+from octavo.models.registry import ARCHITECTURES, hf_model, rules_of
 from octavo.models.spec import ModelError
 
 JSON = st.recursive(
@@ -106,18 +106,40 @@ def test_any_value_is_read_or_refused(value: Any) -> None:
             assert "config.json" in str(error)
 
 
-@given(st.dictionaries(st.sampled_from(["hidden_size", "rope_scaling", "num_attention_heads", "head_dim"]), JSON))
-def test_any_configuration_gives_a_spec_or_a_sentence(changes: dict[str, Any]) -> None:
+ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["linear", "dynamic", "yarn", "llama3", "longrope"])},
+    optional={
+        "factor": JSON,
+        "rope_theta": JSON,
+        "low_freq_factor": st.just(1.0),
+        "high_freq_factor": JSON,
+        "original_max_position_embeddings": JSON,
+        "short_factor": st.just([1.0] * 8),
+        "long_factor": st.just([2.0] * 8),
+    },
+)
+SETTINGS = sorted({*CHANGES_RESULTS, "hidden_size", "num_attention_heads", "head_dim", "rms_norm_eps", "hidden_act"})
+
+
+@given(
+    st.sampled_from([name for one in ARCHITECTURES for name in one.model_types]),
+    st.dictionaries(st.sampled_from(SETTINGS), JSON, max_size=4),
+    st.none() | ROPE,
+)
+def test_any_configuration_gives_a_spec_or_a_sentence(kind: str, changes: dict[str, Any], rope: Any) -> None:
+    changes |= {} if rope is None else {"rope_scaling": rope}
     base = {
-        "model_type": "llama",
+        "model_type": kind,
         "hidden_size": 64,
         "num_attention_heads": 4,
         "num_hidden_layers": 2,
         "intermediate_size": 8,
         "vocab_size": 10,
+        "num_key_value_heads": 2,
     }
     try:
-        assert hf_model(reader(**{**base, **changes})).layers == 2
+        spec = hf_model(reader(**{**base, **changes}))
+        assert spec.layers == 2 and rules_of(spec) and spec.at_context(9).layers == 2
     except ModelError as error:
         assert "config.json" in str(error)
 

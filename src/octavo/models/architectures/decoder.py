@@ -38,6 +38,8 @@ class HFDefaults:
     rope_layers: str | None = None
     """The layer type whose rotary embedding is meant, where the configuration has one a type."""
     acts: Mapping[str, Act] = field(default_factory=lambda: SILU)
+    partial: bool = False
+    """Part of a head may be rotated."""
 
 
 def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = None) -> ModelSpec:
@@ -53,6 +55,8 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
     layers = config.integer("num_hidden_layers", low=1, high=1 << 12)
     max_context = config.integer("max_position_embeddings", defaults.max_context, low=1)
     rope = hf_rope(config, head_dim, max_context, defaults.rope, defaults.rope_layers)
+    if len(rope.inverse_frequencies) != head_dim // 2 and not defaults.partial:
+        raise config.error("partial_rotary_factor must be 1 for this architecture: it rotates whole heads")
     if isinstance(rope.scaling, Dynamic):  # the configuration names the context of pretraining
         max_context = rope.scaling.longest
         rope = rope.scaling.at(max_context)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from octavo.models.architecture import Place, TensorRule
 from octavo.models.architectures import decoder
-from octavo.models.config_reader import ConfigReader
+from octavo.models.config_reader import ConfigReader, short
 from octavo.models.metadata import Metadata
 from octavo.models.spec import LayerSpec, ModelSpec, MoeSpec
 from octavo.ops.base import OpSet
@@ -76,8 +76,10 @@ def hf_optional_window(config: ConfigReader) -> int | None:
 def gguf_moe(meta: Metadata, intermediate: int, renormalise: bool) -> MoeSpec:
     for key, neutral in _GGUF_NEUTRAL.items():
         value = meta.values.get(meta.full(key), 0)
-        if value not in neutral:
-            raise meta.error(f"metadata key {meta.full(key)} is {value}, which is not supported; supported: {neutral}")
+        if not isinstance(value, (int, float, str)) or value not in neutral:
+            raise meta.error(
+                f"metadata key {meta.full(key)} is {short(value)}, which is not supported; supported: {neutral}"
+            )
     experts = meta.integer(".expert_count", low=2, high=MOST_EXPERTS)
     return MoeSpec(
         experts=experts,

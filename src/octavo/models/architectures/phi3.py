@@ -14,7 +14,7 @@ from octavo.ops.base import OpSet
 
 V = TypeVar("V")
 
-DEFAULTS = decoder.HFDefaults(norm_eps=1e-5, max_context=4096, rope=RopeDefaults(original=4096))
+DEFAULTS = decoder.HFDefaults(norm_eps=1e-5, max_context=4096, rope=RopeDefaults(original=4096), partial=True)
 OLD_WINDOW = 2047
 """Of the models with 4096 positions, in GGUF files from before the key."""
 
