@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import fidelity, rows, token_ids
+from benchmarks import fidelity, fuzz, rows, token_ids
 from benchmarks.skip import Skipped
 
 RESULTS = Path("bars")
@@ -32,6 +32,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "gemma-3-270m": fidelity.gemma_3_270m,
     "smollm2-token-ids": token_ids.smollm2,
     "gemma-3-token-ids": token_ids.gemma_3,
+    "fuzz": fuzz.fuzz,
     "tests": rows.tests,
 }
 

@@ -65,7 +65,7 @@ def test_the_serving_install_pulls_in_no_torch() -> None:
 
 def test_every_row_of_the_bars_has_a_name() -> None:
     fidelity = {"smollm2-types", "gemma-3-270m", "smollm2-token-ids", "gemma-3-token-ids"}
-    assert set(ROWS) == {"install-size", "second-start", "batching", "soak", "first-answer", "tests"} | fidelity
+    assert set(ROWS) == {"install-size", "second-start", "batching", "soak", "first-answer", "fuzz", "tests"} | fidelity
 
 
 def test_a_stopped_server_leaves_no_process_behind() -> None:

@@ -35,6 +35,7 @@ def round_bf16(x: F32) -> F32:
     return np.where(np.isnan(x), np.uint32(0x7FC00000), rounded).view(np.float32)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def expand(source: str, shape: tuple[int, ...], data: memoryview) -> F32:
     """A tensor's values: the float32 that the format's own arithmetic gives, d q + m rounded once.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 import tempfile
 import tracemalloc
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import fuzz
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import read_gguf
 from octavo.models.safetensors import read_safetensors
@@ -145,6 +147,16 @@ def test_any_bytes_are_no_model(content: bytes) -> None:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(len(content).to_bytes(8, "little") + content)
         only_model_errors(lambda: read_safetensors(path))
+
+
+def test_damaged_models_of_every_kind_are_refused_or_read(tmp_path: Path) -> None:
+    """The short form of the row "fuzz" of the bars, without its limit of memory."""
+    first = secrets.randbits(40)
+    print(f"first case {first}: python -m benchmarks.fuzz NUMBER does one again")
+    (tmp_path / "models").mkdir()
+    models = fuzz.write_models(tmp_path / "models")
+    failures = [fuzz.case(first + i, models, tmp_path)[1] for i in range(150)]
+    assert not any(failures), [failure for failure in failures if failure]
 
 
 # --- single hostile headers -----------------------------------------------------------------------
