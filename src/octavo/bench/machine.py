@@ -39,14 +39,15 @@ class Watch:
 
     def __enter__(self) -> Watch:  # noqa: PYI034
         self._began = time.monotonic()
-        self._busy, self._own = _busy_seconds(), _family_seconds()
+        self._busy, self._own = _busy_seconds(), family_seconds()
+        self.cpus = psutil.cpu_count() or 1
         self.share = 0.0
         """Of all CPUs, by others."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        seconds = (time.monotonic() - self._began) * (psutil.cpu_count() or 1)
-        others = (_busy_seconds() - self._busy) - (_family_seconds() - self._own)
+        seconds = (time.monotonic() - self._began) * self.cpus
+        others = (_busy_seconds() - self._busy) - (family_seconds() - self._own)
         self.share = max(0.0, others / seconds) if seconds > 0 else 0.0
 
 
@@ -56,9 +57,9 @@ def _busy_seconds() -> float:
     return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
-def _family_seconds() -> float:
-    """CPU seconds of this process and its children, the finished ones included."""
-    own = psutil.Process()
+def family_seconds(pid: int | None = None) -> float:
+    """CPU seconds of this process, or of another, and its children, the finished ones included."""
+    own = psutil.Process(pid)
     times = own.cpu_times()
     total = times.user + times.system + times.children_user + times.children_system
     for child in own.children(recursive=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from octavo.cli import bench_serve
 from octavo.cli.options import engine_options
 from octavo.config import ConfigError, EngineConfig
 
@@ -45,6 +46,11 @@ def bench() -> None:
         raise ConfigError("octavo bench needs the package psutil; pip install 'octavo[bench]' would bring it")
 
 
+bench.add_command(bench_serve.serve)
+bench.add_command(bench_serve.compare)
+bench.add_command(bench_serve.client)
+
+
 @bench.command()
 @engine_options
 @click.option("--batch", "batches", type=Sizes(), default="1,8,32", show_default=True, help="Requests at once.")
@@ -67,8 +73,8 @@ def offline(
     from octavo.bench.offline import measure_offline
 
     with Arm("offline", _roomy(engine, max(batches), prompt_tokens + output_tokens)) as arm:
-        report = measure_offline(arm, batches, prompt_tokens, output_tokens, repeats, _seed(seed), _progress())
-    _show(report.text(), report.as_json(), json_path)
+        report = measure_offline(arm, batches, prompt_tokens, output_tokens, repeats, draw_seed(seed), bench_progress())
+    show(report.text(), report.as_json(), json_path)
 
 
 @bench.command()
@@ -86,8 +92,8 @@ def step(engine: EngineConfig, batch: int, context: int, steps: int, seed: int |
     config = _roomy(engine, batch, context + steps)
     arm, meter = metered(lambda wrap: Arm("step", config, wrap))
     with arm:
-        report = measure_step(arm, meter, batch, context, steps, _seed(seed))
-    _show(report.text(), report.as_json(), json_path)
+        report = measure_step(arm, meter, batch, context, steps, draw_seed(seed))
+    show(report.text(), report.as_json(), json_path)
 
 
 @bench.command()
@@ -108,8 +114,8 @@ def micro(
     config = _roomy(engine, max(batches), context + steps)
     arm, meter = metered(lambda wrap: Arm("micro", config, wrap))
     with arm:
-        report = measure_micro(arm, meter, list(batches), context, steps, _seed(seed))
-    _show(report.text(), report.as_json(), json_path)
+        report = measure_micro(arm, meter, list(batches), context, steps, draw_seed(seed))
+    show(report.text(), report.as_json(), json_path)
 
 
 @bench.command()
@@ -149,11 +155,11 @@ def ablate(
     from octavo.bench.arm import Arm
 
     with Arm("A", question.a(base)) as a, Arm("B", question.b(base)) as b:
-        progress = _progress()
+        progress = bench_progress()
         found = ab.measure(
-            question, (a, b), work["pairs"], _seed(seed), work["seconds"], lambda done: progress(f"pair {done}")
+            question, (a, b), work["pairs"], draw_seed(seed), work["seconds"], lambda done: progress(f"pair {done}")
         )
-    _show(found.text(), ab.finding_json(found), json_path)
+    show(found.text(), ab.finding_json(found), json_path)
     if not found.sound:
         raise SystemExit(1)
 
@@ -202,13 +208,14 @@ def _roomy(engine: EngineConfig, requests: int, tokens: int) -> EngineConfig:
     return replace(engine, kv=kv, scheduler=scheduler)
 
 
-def _seed(seed: int | None) -> int:
+def draw_seed(seed: int | None) -> int:
+    """The seed that was given, or a new one."""
     import secrets
 
     return secrets.randbelow(1 << 31) if seed is None else seed
 
 
-def _progress() -> Callable[[str], None]:
+def bench_progress() -> Callable[[str], None]:
     """Tells how far it is, on a terminal alone."""
     import sys
 
@@ -219,7 +226,8 @@ def _progress() -> Callable[[str], None]:
     return tell
 
 
-def _show(lines: list[str], result: dict[str, Any], path: str | None) -> None:
+def show(lines: list[str], result: dict[str, Any], path: str | None) -> None:
+    """The report to a person, and the result to a file."""
     import sys
 
     if sys.stderr.isatty():

@@ -1,0 +1,1 @@
+"""`octavo bench serve`: a load generator for any OpenAI-compatible server. See docs/benchmarking.md."""
