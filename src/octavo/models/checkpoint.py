@@ -115,9 +115,15 @@ def gguf_num_tokens(meta: Metadata) -> int:
     return int(used[-1]) + 1 if used.size else 0
 
 
+TURN_ENDS = frozenset(("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"))
+"""Control tokens that end a turn in whatever model has them; many files name the end of text alone."""
+
+
 def gguf_eos_ids(meta: Metadata) -> tuple[int, ...]:
     """The ids that end a text, a turn or a message, without repetition."""
-    count = len(meta.strings("tokenizer.ggml.tokens"))
+    tokens = meta.strings("tokenizer.ggml.tokens")
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     present = [f"tokenizer.ggml.{key}" for key in keys if f"tokenizer.ggml.{key}" in meta.values]
-    return tuple(dict.fromkeys(meta.integer(key, high=count - 1) for key in present))
+    named = [meta.integer(key, high=len(tokens) - 1) for key in present]
+    known = [i for i in np.flatnonzero(gguf_token_types(meta) == CONTROL).tolist() if tokens[i] in TURN_ENDS]
+    return tuple(dict.fromkeys(named + known))

@@ -135,8 +135,10 @@ def model_type(folder: Path) -> str:
 
 
 def special_strings(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on of tokenizer_config.json, else tokenizer.model's own."""
-    config = tokenizer_config(folder)
+    """bos_token and so on of tokenizer_config.json, else of special_tokens_map.json, else tokenizer.model's own."""
+    older = folder / "special_tokens_map.json"
+    config: dict[str, Any] = read_json(older, dict) if older.is_file() else {}
+    config |= {key: value for key, value in tokenizer_config(folder).items() if value is not None}
     found = {}
     if not (folder / "tokenizer.json").is_file() and (folder / "tokenizer.model").is_file():
         model = sentencepiece_of(folder)

@@ -286,6 +286,14 @@ def test_a_post_processor_that_adds_a_bos_is_read(tmp_path: Path) -> None:
     assert 1 not in tokenizer.encode("the")
 
 
+def test_ends_of_turns_that_a_gguf_does_not_name_are_known_by_their_text(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.eos_token_id": 0}).path
+    assert load_tokenizer(path).eos_ids == (0, 2)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.eos_token_ids == (0, 2)
+    checkpoint.close()
+
+
 def test_a_template_beside_a_gguf_replaces_its_own(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf").path
     (tmp_path / "m.jinja").write_text("mine")

@@ -139,6 +139,16 @@ def test_the_configuration_decides_over_a_bos_where_no_post_processor_does(tmp_p
     assert not load_tokenizer(path).add_bos, "transformers reads it beside tokenizer.model alone"
 
 
+def test_special_tokens_of_the_older_file_are_read_and_the_newer_one_wins(tmp_path: Path) -> None:
+    path = write_hf(tmp_path / "m").path
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": None, "bos_token": "<|im_start|>"}))
+    older = {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|endoftext|>"}
+    (path / "special_tokens_map.json").write_text(json.dumps(older))
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.special_strings == {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+
+
 def test_templates_are_found_by_name_in_every_place(tmp_path: Path) -> None:
     path = write_hf(tmp_path / "m").path
     (path / "additional_chat_templates").mkdir()
