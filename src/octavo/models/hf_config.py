@@ -59,6 +59,10 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
         vocab = self.model.vocab
         return 1 + max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab)
 
+    def within(self, rows: int) -> TokenizerFacts:
+        """Without the added tokens that an embedding of so many rows has none for."""
+        return TokenizerFacts(self.model, [token for token in self.added_tokens if token.id < rows], self.decoder)
+
     def id_of(self, text: str) -> int | None:
         """The id of a token by its text."""
         for token in self.added_tokens:
@@ -125,6 +129,17 @@ def _sentencepiece_facts(folder: Path) -> TokenizerFacts:
         added[int(key)] = AddedToken(int(key), text, value.get("special") is True)
     vocab = {token: i for i, token in enumerate(model.tokens)}
     return TokenizerFacts(model=_Model(vocab=vocab), added_tokens=list(added.values()))
+
+
+def embedding_rows(folder: Path) -> int | None:
+    """config.json's vocab_size, in its part for text where it has parts; None where it says nothing."""
+    path = folder / "config.json"
+    content: dict[str, Any] = read_json(path, dict) if path.is_file() else {}
+    part = content.get("text_config")
+    for place in (content, part if isinstance(part, dict) else {}):
+        if type(rows := place.get("vocab_size")) is int:
+            return rows
+    return None
 
 
 def model_type(folder: Path) -> str:

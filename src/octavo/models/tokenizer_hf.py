@@ -17,6 +17,7 @@ from octavo.models import sentencepiece
 from octavo.models.hf_config import (
     HFConfig,
     TokenizerFacts,
+    embedding_rows,
     eos_ids,
     model_type,
     sentencepiece_of,
@@ -34,13 +35,15 @@ from octavo.models.tokenizer import TokenizerParts, share_plain
 
 def read_parts(folder: Path) -> TokenizerParts:
     """Reads the directory's small files; the weights are not touched."""
-    facts = tokenizer_facts(folder)
+    all_facts = tokenizer_facts(folder)
     settings = tokenizer_config(folder)
     path = folder / "tokenizer.json"
-    backend = _json_backend(path) if path.is_file() else _sentencepiece_backend(folder, facts, settings)
+    rows = embedding_rows(folder)
+    facts = all_facts if rows is None else all_facts.within(rows)
+    backend = _json_backend(path, rows) if path.is_file() else _sentencepiece_backend(folder, facts, settings)
     byte_level, drops_space = _decoding(path, json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
     config = folder / "config.json"
-    stops = eos_ids(folder, read_json(config, HFConfig).eos_token_id if config.is_file() else None, facts)
+    stops = eos_ids(folder, read_json(config, HFConfig).eos_token_id if config.is_file() else None, all_facts)
     strings = special_strings(folder)
     bos = facts.id_of(strings["bos_token"]) if "bos_token" in strings else None
     special = frozenset(token.id for token in facts.added_tokens if token.special) | set(stops)
@@ -62,9 +65,14 @@ def read_parts(folder: Path) -> TokenizerParts:
     )
 
 
-def _json_backend(path: Path) -> Backend:
+def _json_backend(path: Path, rows: int | None) -> Backend:
+    """An added token that the embedding has no row for (an image's, say) is left out: its text is ordinary text."""
     try:
         backend = Backend.from_buffer(read_bytes(path, TOKENIZER_BYTES))
+        if rows is not None and max(backend.get_added_tokens_decoder(), default=-1) >= rows:
+            content = json.loads(backend.to_str())
+            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < rows]
+            backend = Backend.from_str(json.dumps(content))
     except Exception as error:  # the library raises no narrower type
         raise ModelError(f"{path} is damaged: {error}") from error
     backend.no_truncation()

@@ -254,20 +254,36 @@ def test_an_added_token_that_is_not_special_is_found_in_users_text_too(tmp_path:
         added(BASE_VOCAB, "<tool>"),
         added(BASE_VOCAB + 1, "<x>", special=True),
     ]
-    path = change_tokenizer(tmp_path / "m", added_tokens=tokens)
+    path = write_hf(tmp_path / "m", Tiny(vocab=BASE_VOCAB + 2)).path
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer_json() | {"added_tokens": tokens}))
     tokenizer = load_tokenizer(path)
     assert tokenizer.num_tokens == BASE_VOCAB + 2
     assert tokenizer.encode("a<tool>")[-1] == BASE_VOCAB
     assert BASE_VOCAB + 1 not in tokenizer.encode("<x>") and 2 not in tokenizer.encode("<|im_end|>")
     assert tokenizer.encode("<x>", parse_special=True) == [BASE_VOCAB + 1]
     assert tokenizer.decode([BASE_VOCAB]) == "<tool>"
-    with pytest.raises(ModelError, match="rows"):
-        open_checkpoint(path)
+
+
+def test_an_added_token_without_a_row_in_the_embedding_is_ordinary_text(tmp_path: Path) -> None:
+    """As of Gemma 3, whose smallest models know the token of an image and have no row for it."""
+    tokens = [
+        *tokenizer_json()["added_tokens"],
+        added(BASE_VOCAB, "<image>"),
+        added(BASE_VOCAB + 1, "<x>", special=True),
+    ]
+    tokenizer = load_tokenizer(change_tokenizer(tmp_path / "m", added_tokens=tokens))
+    assert tokenizer.num_tokens == BASE_VOCAB
+    for special in (False, True):
+        assert max(tokenizer.encode("a<image><x>", parse_special=special)) < BASE_VOCAB
+    assert tokenizer.decode(tokenizer.encode("a<image><x>")) == "a<image><x>"
+    assert "<x>" not in tokenizer.control_texts and tokenizer.decode([BASE_VOCAB]) == ""
 
 
 def test_a_control_token_that_eats_spaces_does_so_beside_guarded_text(tmp_path: Path) -> None:
     tokens = [*tokenizer_json()["added_tokens"], added(BASE_VOCAB, "<x>", special=True, rstrip=True, lstrip=True)]
-    tokenizer = load_tokenizer(change_tokenizer(tmp_path / "m", added_tokens=tokens))
+    path = write_hf(tmp_path / "m", Tiny(vocab=BASE_VOCAB + 1)).path
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer_json() | {"added_tokens": tokens}))
+    tokenizer = load_tokenizer(path)
     whole = tokenizer.encode("a  <x> \n b", parse_special=True)
     assert whole == [*tokenizer.encode("a"), BASE_VOCAB, *tokenizer.encode("b")]
     guarded = tokenizer.encode_chat([("a  <x> \n b", True), ("<|im_end|>", False)])
