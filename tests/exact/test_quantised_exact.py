@@ -61,6 +61,6 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, bu
     tokens = [rng.randrange(BASE_VOCAB) for _ in range(40)]
     with torch.no_grad():
         expected = expected_of(torch.tensor([tokens])).logits[0].numpy()
-    for backend in ("reference",):
+    for backend in ("cpu", "reference"):
         driver = Driver(build(model.path, precision="float32", max_num_seqs=64, backend=backend), rng)
         assert np.abs(driver.prompt_logits(tokens) - expected).max() < 1e-4

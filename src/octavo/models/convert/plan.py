@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from octavo.models.architecture import TensorRule
+from octavo.models.architecture import Place, TensorRule
 from octavo.models.gguf import SUPPORTED_TYPES
 from octavo.models.names import Naming, file_name
 from octavo.models.spec import ModelError
@@ -64,38 +64,42 @@ def plan(rules: Sequence[TensorRule], sources: Sources, naming: Naming, wanted: 
     groups: dict[str, list[TensorRule]] = {}
     for rule in rules:
         if rule.canonical in sources:
-            groups.setdefault(file_name(rule, naming), []).append(rule)
+            groups.setdefault(_home(rule, naming).name, []).append(rule)
     targets, pieces, fallbacks = [], {}, 0
     for name, members in groups.items():
-        shape, stacked = _shape(members, naming)
+        shape = _shape(members, naming)
         kinds = {_type(rule, *sources[rule.canonical], naming, wanted) for rule in members}
         kind = kinds.pop() if len(kinds) == 1 else "F32"
         if kind in FORMATS and shape[-1] % FORMATS[kind].values:
             kind, fallbacks = "BF16", fallbacks + 1
         targets.append(Target(name, kind, shape))
-        for i, rule in enumerate(members):
-            offset = Target(name, kind, (_start(rule, i) if stacked else 0, *shape[1:])).nbytes
-            pieces[rule.canonical] = Piece(rule, name, kind, offset)
+        for rule in members:
+            pieces[rule.canonical] = Piece(rule, name, kind, _offset(rule, naming, kind))
     notes = (f"{fallbacks} matrices are BF16: their rows are no whole blocks of {wanted}",) if fallbacks else ()
     return Plan(naming, tuple(targets), pieces, notes)
 
 
-def _start(rule: TensorRule, position: int) -> int:
-    """Along the target's first axis."""
-    if rule.rows is not None:
-        return rule.rows[0]
-    return position if rule.index is None else rule.index
+def _home(rule: TensorRule, naming: Naming) -> Place:
+    """Where new files keep the tensor."""
+    places = rule.gguf_places if naming == "gguf" else rule.hf_places
+    return places[0] if places else Place(file_name(rule, naming), rule.shape, rule.index or 0)
 
 
-def _shape(members: Sequence[TensorRule], naming: Naming) -> tuple[tuple[int, ...], bool]:
-    """The target's shape, and whether it is put together of several."""
+def _shape(members: Sequence[TensorRule], naming: Naming) -> tuple[int, ...]:
+    """Of the file's tensor that holds all of these."""
     first = members[0]
     if first.rows is not None:
-        return (max(rule.rows[1] for rule in members if rule.rows is not None), *first.shape[1:]), True
-    if first.index is not None and (naming == "gguf" or len(members) > 1):
-        return (len(members), *first.shape), True
-    assert len(members) == 1, f"{first.canonical} shares its name"
-    return first.shape, False
+        return (max(rule.rows[1] for rule in members if rule.rows is not None), *first.shape[1:])
+    if first.index is not None:
+        return (len(members), *first.shape)
+    return _home(first, naming).shape
+
+
+def _offset(rule: TensorRule, naming: Naming, kind: str) -> int:
+    """Bytes of the file's tensor before the rule's own."""
+    if rule.rows is not None:
+        return Target("", kind, (rule.rows[0], *rule.shape[1:])).nbytes
+    return _home(rule, naming).run * Target("", kind, rule.shape).nbytes
 
 
 def _type(rule: TensorRule, source: str, shape: tuple[int, ...], naming: Naming, wanted: str | None) -> str:

@@ -109,6 +109,7 @@ def _hf_experts(config: dict[str, Any], spec: ModelSpec, name: str) -> None:
         config["num_local_experts"] = moe.experts
         return
     config["num_experts"] = moe.experts
+    config["mlp_only_layers"] = [i for i, layer in enumerate(spec.layer_specs) if not layer.moe]
     config["moe_intermediate_size"] = moe.intermediate
     config["norm_topk_prob"] = moe.renormalise
     if moe.shared_intermediate is not None:
@@ -184,6 +185,7 @@ def gguf_metadata(architecture: Architecture, spec: ModelSpec, rope: Rope, name:
     if spec.moe is not None:
         values[".expert_count"], values[".expert_used_count"] = spec.moe.experts, spec.moe.top_k
         values[".expert_feed_forward_length"] = spec.moe.intermediate
+        values[".expert_weights_norm"] = spec.moe.renormalise
         if spec.moe.shared_intermediate is not None:
             values[".expert_shared_feed_forward_length"] = spec.moe.shared_intermediate
     return {
