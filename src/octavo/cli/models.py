@@ -15,9 +15,9 @@ from pathlib import Path
 
 from octavo.config import ConfigError
 from octavo.models import hub_cache, packed
-from octavo.models.hub import HubName
-from octavo.models.hub import hub_cache as hub_directory
 from octavo.models.hub_cache import CachedModel, cached_models
+from octavo.models.hub_names import HubName, repo_folder
+from octavo.models.hub_names import hub_cache as hub_directory
 from octavo.models.locate import parse
 from octavo.models.packed import PackedWeights, packed_weights
 from octavo.models.spec import ModelError
@@ -194,7 +194,7 @@ def _choose_name(text: str, chosen: _Chosen) -> Path:
             f"{name} is a file of yours, and octavo models rm removes only what is cached: delete it yourself"
         )
     entries = hub_cache.entries_of(name)
-    folder = hub_cache.repo_folder(name.repo)
+    folder = repo_folder(name.repo)
     if not entries and not (name.revision is None and name.file is None and folder.is_dir()):
         raise ModelError(f"{name} is not in the cache {hub_directory()}; octavo models lists what is")
     chosen.hub.append(name)

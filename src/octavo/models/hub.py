@@ -15,8 +15,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +27,7 @@ from filelock import FileLock
 
 import octavo
 from octavo.models.digest import hash_file, remember, write_atomically
+from octavo.models.hub_errors import megabytes, no_space, told_in_one_sentence
 from octavo.models.hub_files import (
     INDEX,
     TOKENIZERS,
@@ -34,6 +36,7 @@ from octavo.models.hub_files import (
     safetensors_files,
     small_files,
 )
+from octavo.models.hub_names import HubName, hub_cache, repo_folder
 from octavo.models.jsonfile import read_json
 from octavo.models.spec import ModelError
 from octavo.models.store import Report, cache_dir, locked
@@ -44,26 +47,10 @@ _INDEX_LIMIT = 1 << 26
 _HTTP_LIMIT = 50_000_000_000
 """Larger files come only over the library's own transfer protocol, which cannot go on with a partial file."""
 _TIMEOUT_SECONDS = 15.0
+_CONNECTIONS = 4
+_PATIENCE_SECONDS = 1.0
+"""For a thread to notice that it is to stop, which it does with its next piece."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True)
-class HubName:
-    """A model of the Hub, as it was named."""
-
-    repo: str
-    """ORG/NAME."""
-    revision: str | None = None
-    file: str | None = None
-    """A GGUF file, or a part of its name."""
-
-    @property
-    def spelt(self) -> str:
-        """Without the file."""
-        return f"hf:{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-    def __str__(self) -> str:
-        return self.spelt + (f":{self.file}" if self.file else "")
 
 
 @dataclass(frozen=True)
@@ -86,17 +73,6 @@ class Listing:
 
 class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
-
-
-def hub_cache() -> Path:
-    """The directory that the library keeps repositories in."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE).expanduser()
-
-
-def repo_folder(repo: str) -> Path:
-    return hub_cache() / ("models--" + repo.replace("/", "--"))
 
 
 # --- what is there already -----------------------------------------------------------------------------
@@ -140,7 +116,7 @@ def _whole_model(folder: Path, name: HubName) -> Path | None:
 
 def fetch(name: HubName, report: Report) -> Path:
     """Downloads what is not there yet of the revision as it is now; the model's directory or first GGUF file."""
-    with _told_in_one_sentence(name):
+    with told_in_one_sentence(name):
         listing = list_files(name)
         storage = repo_folder(name.repo)
         locks = hub_cache() / ".locks" / storage.name
@@ -166,7 +142,7 @@ class Announced:
 
 def announce(name: HubName) -> Announced:
     """What `fetch` would download; asks the Hub, and fetches config.json alone."""
-    with _told_in_one_sentence(name):
+    with told_in_one_sentence(name):
         listing = list_files(name)
         storage = repo_folder(name.repo)
         files = _Download(name, listing, storage, lambda what, fraction: None).announce()
@@ -213,6 +189,8 @@ class _Download:
         self._total = 0
         self._done = 0
         self._what = ""
+        self._lock = threading.Lock()
+        self._stopped = False
 
     def run(self) -> Path:
         files = self._listing.files
@@ -230,7 +208,7 @@ class _Download:
         if self._name.file is None and has_safetensors(files):
             for name in ("config.json", INDEX):
                 if name in files and not self._is_whole(files[name]):
-                    self._fetch_small(files[name])
+                    self._fetch_small(files[name], lambda count: None)
             weights = safetensors_files(self._name.repo, files, self._weight_map())
             return [files[name] for name in (*small_files(files), *weights)]
         return [files[name] for name in self._gguf_files()]
@@ -253,15 +231,42 @@ class _Download:
         self._total = sum(file.size for file in missing)
         self._done = sum(_size(self._partial(file)) for file in missing)
         self._check_space(self._total - self._done)
-        self._what = f"Downloading {self._name.repo}, {_megabytes(self._total)}"
+        self._what = f"Downloading {self._name.repo}, {megabytes(self._total)}"
+        if not missing:
+            return
+        self._advance(0)
+        large = [file for file in missing if file.sha256 is not None and file.size <= _HTTP_LIMIT]
         for file in missing:
-            self._advance(0)
-            if file.sha256 is None or file.size > _HTTP_LIMIT:
-                self._fetch_small(file)
-            else:
-                self._fetch_large(file, file.sha256)
-        if missing:
-            self._advance(self._total)
+            if file not in large:
+                self._fetch_small(file, self._advance)
+        self._fetch_several(large)
+        self._advance(self._total)
+
+    def _fetch_several(self, files: list[HubFile]) -> None:
+        """A few at a time, for one connection seldom fills a line. Threads that a process need not wait for."""
+        waiting, failures = deque(files), list[BaseException]()
+
+        def work() -> None:
+            while waiting and not self._stopped:
+                try:
+                    self._fetch_large(waiting.popleft())
+                except BaseException as error:  # raised by the one who waits for the thread
+                    failures.append(error)
+                    self._stopped = True
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_CONNECTIONS, len(files)))]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            self._stopped = True
+            for thread in threads:
+                thread.join(_PATIENCE_SECONDS)
+            raise
+        if failures:
+            raise failures[0]
 
     def _is_whole(self, file: HubFile) -> bool:
         """A file of another size is a wreck: away with it and what it points to."""
@@ -280,10 +285,13 @@ class _Download:
         return self._storage / "blobs" / f"{file.sha256}.octavo.incomplete"
 
     def _advance(self, count: int) -> None:
-        self._done += count
-        self._report(self._what, min(self._done / self._total, 1.0) if self._total else 1.0)
+        with self._lock:
+            if self._stopped:
+                raise InterruptedError(errno.EINTR, "another file failed")
+            self._done += count
+            self._report(self._what, min(self._done / self._total, 1.0) if self._total else 1.0)
 
-    def _fetch_small(self, file: HubFile) -> None:
+    def _fetch_small(self, file: HubFile, advance: Callable[[int], None]) -> None:
         from huggingface_hub import hf_hub_download
 
         hf_hub_download(
@@ -292,13 +300,15 @@ class _Download:
             revision=self._listing.commit,
             library_name="octavo",
             library_version=octavo.__version__,
-            tqdm_class=_counter(self._advance),
+            tqdm_class=_counter(advance),
         )
         if not self._is_whole(file):
             raise ModelError(f"{file.path} of {self._name.repo} came with another size than the {file.size} announced")
 
-    def _fetch_large(self, file: HubFile, sha256: str) -> None:
+    def _fetch_large(self, file: HubFile) -> None:
         """The library throws a partial file away; this one is kept and gone on with."""
+        sha256 = file.sha256
+        assert sha256 is not None
         blob, partial = self._storage / "blobs" / sha256, self._partial(file)
         if _size(blob) != file.size:
             blob.unlink(missing_ok=True)
@@ -313,15 +323,13 @@ class _Download:
                 )
             os.replace(partial, blob)
         # It finds the content there, and gives it its place in the snapshot.
-        before = self._done
-        self._fetch_small(file)
-        self._done = before
+        self._fetch_small(file, lambda count: None)
         remember(self._folder / file.path, sha256, cache_dir())
 
     def _fetch_bytes(self, file: HubFile, partial: Path) -> None:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         headers = build_hf_headers(library_name="octavo", library_version=octavo.__version__)
         # Bytes as they are: a compressed answer has no length and no parts.
@@ -347,7 +355,7 @@ class _Download:
         self._storage.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._storage).free
         if needed > free:
-            raise _no_space(self._name, f"{_megabytes(needed)} are still to come and {_megabytes(free)} are free")
+            raise no_space(self._name, f"{megabytes(needed)} are still to come and {megabytes(free)} are free")
 
 
 def _counter(advance: Callable[[int], None]) -> Any:
@@ -377,93 +385,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 10**9 else f"{max(count, 0) / 1e6:.1f} MB"
-
-
-# --- refusals ------------------------------------------------------------------------------------------
-
-
-def _no_space(name: HubName, numbers: str) -> ModelError:
-    return ModelError(
-        f"no space left for {name.repo} on the disk that holds {hub_cache()}: {numbers}; free some "
-        "(octavo models shows what is cached), or set HF_HUB_CACHE to a directory on another disk"
-    )
-
-
-@contextmanager
-def _told_in_one_sentence(name: HubName) -> Iterator[None]:
-    """Every way in which a download fails, as a ModelError."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    network_error: Any = HfHubHTTPError.__bases__[0]
-    try:
-        yield
-    except ModelError:
-        raise
-    except (network_error, OSError, ValueError) as raised:
-        error: Any = raised
-        if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-            error = error.__cause__
-        if isinstance(error, OfflineModeIsEnabled):
-            refusal = ModelError(
-                f"HF_HUB_OFFLINE is set, and {name} is not in the cache {hub_cache()}, or not wholly: unset it once, "
-                f"or fetch it on a machine with a network (octavo pull {name}) and copy {repo_folder(name.repo)}"
-            )
-        elif isinstance(error, HfHubHTTPError):
-            refusal = _http_error(name, error, constants.ENDPOINT)
-        elif isinstance(error, network_error):
-            refusal = ModelError(
-                f"{name} could not be downloaded from {constants.ENDPOINT} ({str(error) or type(error).__name__}): "
-                "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT; what has come is kept, and the same "
-                "command goes on"
-            )
-        elif isinstance(error, OSError):
-            refusal = _storage_error(name, error)
-        else:
-            refusal = ModelError(
-                f"{constants.ENDPOINT} gave an answer that is none of a Hub ({error}): check HF_ENDPOINT"
-            )
-        raise refusal from raised
-
-
-def _http_error(name: HubName, error: Any, endpoint: str) -> ModelError:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    status = error.response.status_code
-    page = f"{endpoint}/{name.repo}"
-    has_token = error.response.request.headers.get("authorization") is not None
-    if isinstance(error, GatedRepoError):
-        token = "that the token (HF_TOKEN) belongs to an account that has it" if has_token else "set HF_TOKEN"
-        return ModelError(f"{name.repo} is gated: accept its terms at {page}, and {'see ' if has_token else ''}{token}")
-    if isinstance(error, RevisionNotFoundError):
-        return ModelError(f"{name.repo} has no revision {name.revision!r}; see {page}, or name it without @REVISION")
-    if status == 401 and has_token and error.response.headers.get("X-Error-Message", "").startswith("Invalid cred"):
-        return ModelError(f"{endpoint} does not accept the token in HF_TOKEN: set a valid one, or unset it")
-    if isinstance(error, RepositoryNotFoundError) or status == 404:
-        return ModelError(
-            f"there is no model {name.repo} at {endpoint}, or it is private (and no such file here): check the "
-            f"spelling, or set HF_TOKEN to a token that may read it"
-        )
-    if status in (401, 403):
-        return ModelError(
-            f"{endpoint} does not let this account read {name.repo} ({status}): check HF_TOKEN and {page}"
-        )
-    return ModelError(
-        f"{endpoint} answered {status} for {name.repo}: try again in a moment; what has come is kept, and the same "
-        "command goes on"
-    )
-
-
-def _storage_error(name: HubName, error: OSError) -> ModelError:
-    if error.errno == errno.ENOSPC:
-        return _no_space(name, "it became full during the download, and what has come is kept")
-    if error.errno is None:
-        return ModelError(f"{name} could not be downloaded: {str(error).splitlines()[0] if str(error) else error!r}")
-    return ModelError(
-        f"the cache {hub_cache()} cannot be written ({error.strerror}: {error.filename}): set HF_HUB_CACHE to a "
-        "directory of your own"
-    )

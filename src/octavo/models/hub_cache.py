@@ -15,8 +15,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from octavo.models.gguf import read_gguf
-from octavo.models.hub import HubName, hub_cache, repo_folder
 from octavo.models.hub_files import choose_gguf, gguf_groups, has_safetensors
+from octavo.models.hub_names import HubName, hub_cache, repo_folder
 from octavo.models.jsonfile import read_json
 from octavo.models.registry import ARCHITECTURES
 from octavo.models.spec import ModelError

@@ -19,7 +19,7 @@ from octavo.models.spec import ModelError
 from octavo.models.store import DEFAULT_MODEL, Report, cached_default_model, default_model, terminal_report
 
 if TYPE_CHECKING:
-    from octavo.models.hub import HubName
+    from octavo.models.hub_names import HubName
 
 logger = logging.getLogger("octavo.models")
 
@@ -64,7 +64,7 @@ def _exists(path: Path) -> bool:
 
 
 def _hub_name(text: str, rest: str) -> HubName:
-    from octavo.models.hub import HubName
+    from octavo.models.hub_names import HubName
 
     hub = _HUB.fullmatch(rest)
     if hub is None or ".." in rest or "--" in hub["repo"] or len(rest) > 300:
@@ -124,7 +124,7 @@ def with_files(model: ModelConfig, found: Located) -> ModelConfig:
 
 
 def _located(name: HubName, path: Path) -> Located:
-    from octavo.models.hub import repo_folder
+    from octavo.models.hub_names import repo_folder
 
     snapshots = repo_folder(name.repo) / "snapshots"
     commit = path.relative_to(snapshots).parts[0]
