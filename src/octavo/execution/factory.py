@@ -138,13 +138,13 @@ def _load(
 
         return ReferenceForward(plan.config, checkpoint, plan.groups, num_blocks, progress), ["kernels    NumPy (slow)"]
     from octavo.execution.cpu import CpuForward
-    from octavo.ops.cpu.packing import open_arena
+    from octavo.ops.cpu.packing import layout_id, open_arena
 
     # The float32 form is for checking, and eight times the file's size: not worth the disk.
     directory = cache_dir() / "packed" if plan.config.model.precision == "bf16" else None
     arena = open_arena(plan.arena, checkpoint.weights_id(), checkpoint.tensors, directory, progress)
     if arena.path is not None:
-        note_use(arena.path, plan.config.model.name or checkpoint.name, plan.config.model.path)
+        note_use(arena.path, plan.config.model.name or checkpoint.name, plan.config.model.path, layout_id())
     forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, plan.groups, num_blocks)
     lines = [_kernels_line(plan.config)]
     if note := plan.arena.rounding():

@@ -8,7 +8,6 @@ never notices, and only its next start packs again. Off switch: none.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from filelock import FileLock, Timeout
 
 from octavo.models.digest import write_atomically
 from octavo.models.store import cache_dir
-
-_LAYOUT = re.compile(rb'"layout": "([0-9a-f]{1,64})"')
 
 
 @dataclass(frozen=True)
@@ -34,16 +31,19 @@ class PackedWeights:
     last_used: float
     """Seconds since 1970."""
     layout: str
-    """Another build may lay weights out otherwise, and never reads this one."""
+    """Another build may lay weights out otherwise, and never reads this one; empty where nothing says."""
 
 
 def packed_dir() -> Path:
     return cache_dir() / "packed"
 
 
-def note_use(arena: Path, model: str, source: str) -> None:
-    """Called at each start; a cache that cannot be written only makes `octavo models` know less."""
-    record = {"model": model, "source": str(Path(source).absolute()) if source else ""}
+def note_use(arena: Path, model: str, source: str, layout: str) -> None:
+    """Called at each start. `layout`: what this build calls its own.
+
+    A cache that cannot be written only makes `octavo models` know less.
+    """
+    record = {"model": model, "source": str(Path(source).absolute()) if source else "", "layout": layout}
     try:
         write_atomically(_record(arena), json.dumps(record).encode())
     except OSError:
@@ -74,16 +74,13 @@ def _record(arena: Path) -> Path:
 def _describe(path: Path) -> PackedWeights | None:
     try:
         status = path.stat()
-        with path.open("rb") as file:
-            head = file.read(200)
     except OSError:
         return None  # removed in between
-    layout = _LAYOUT.search(head)
-    model, source, used = "", "", status.st_mtime
+    model, source, layout, used = "", "", "", status.st_mtime
     try:
         content: Any = json.loads(_record(path).read_bytes())
-        model, source = str(content["model"]), str(content["source"])
+        model, source, layout = str(content["model"]), str(content["source"]), str(content["layout"])
         used = _record(path).stat().st_mtime
     except (OSError, ValueError, LookupError, TypeError):
-        pass  # written by a version that kept no record
-    return PackedWeights(path, model, source, status.st_size, used, layout[1].decode() if layout else "")
+        pass  # written by a version that kept no such record
+    return PackedWeights(path, model, source, status.st_size, used, layout)

@@ -91,7 +91,8 @@ def test_packed_weights_go_by_age_by_model_and_by_version(tmp_path: Path, monkey
     show(shown.append)
     assert any("used 2 days ago" in line for line in shown)
     foreign = arena.path.with_name("0" * 32 + ".arena")
-    foreign.write_bytes(arena.path.read_bytes()[:8] + b'{"layout": "00ff", "precision": "bf16"}')
+    foreign.write_bytes(b"another build's")
+    packed.note_use(foreign, "m", str(gguf), "00ff")
     assert said(Selection(stale=True, unused_days=1)) == "nothing to remove"
     assert said(Selection(stale=True)).endswith("freed") and [one.path for one in packed_weights()] == [arena.path]
     foreign.write_bytes(b"")
