@@ -69,7 +69,8 @@ class Architecture:
     gguf_names: tuple[str, ...]
     """What a GGUF file may say as `general.architecture`."""
     hf_spec: Callable[[ConfigReader], ModelSpec]
-    gguf_spec: Callable[[Metadata], ModelSpec]
+    gguf_spec: Callable[[Metadata], ModelSpec] | None
+    """None where no GGUF file is of this architecture: `gguf_names` is empty."""
     tensors: Callable[[ModelSpec], Sequence[TensorRule]]
     """All tensors that the forward pass reads, in its order; the head is left out where it is tied."""
     forward: Forward

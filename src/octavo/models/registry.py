@@ -96,6 +96,8 @@ def hf_model(config: ConfigReader) -> ModelSpec:
 
 def gguf_model(meta: Metadata) -> ModelSpec:
     """The spec of a GGUF file; settings that change results and that nobody read are refused."""
-    spec = of_gguf(meta).gguf_spec(meta)
+    read = of_gguf(meta).gguf_spec
+    assert read is not None, "an architecture with GGUF names reads GGUF"
+    spec = read(meta)
     meta.refuse_unread()
     return spec

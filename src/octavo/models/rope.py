@@ -276,7 +276,11 @@ def gguf_rope(meta: Metadata, head_dim: int, max_context: int, theta: float | No
     if kind == "yarn" and factor != 1.0:
         betas = meta.number(".rope.scaling.yarn_beta_fast", 32.0), meta.number(".rope.scaling.yarn_beta_slow", 1.0)
         frequencies = yarn(theta, rotary, factor, original, betas, truncate=True)
-        return spec_of(frequencies, "yarn", meta.number(".rope.scaling.yarn_attn_factor", yarn_scale(factor)))
+        # Converters write two settings of different meaning under this key, of which transformers reads one.
+        given = meta.number(".rope.scaling.yarn_attn_factor", yarn_scale(factor))
+        if not math.isclose(given, yarn_scale(factor), rel_tol=1e-5):
+            raise meta.error(f"{meta.full('.rope.scaling.yarn_attn_factor')} is {given:g}; supported: none")
+        return spec_of(frequencies, "yarn", yarn_scale(factor))
     factors = meta.vector("rope_freqs.weight", rotary // 2)
     if factors is not None and any(value != 1.0 for value in factors):
         return spec_of(frequencies / np.asarray(factors), "llama3")

@@ -240,6 +240,10 @@ def test_settings_that_nothing_computes_are_named(values: dict[str, Any], words:
         ({"rope__dimension_count": 8}, ["llama.rope.dimension_count", "16"]),
         ({"rope__scaling__type": "ntk", "rope__scaling__factor": 2.0}, ["ntk"]),
         ({"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__attn_factor": 1.5}, ["yarn"]),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__yarn_attn_factor": 0.9},
+            ["llama.rope.scaling.yarn_attn_factor"],
+        ),
         ({"rope__freq_base": 0.5}, ["0.5"]),
         ({"attention__kv_lora_rank": 512}, ["llama.attention.kv_lora_rank"]),
         ({"final_logit_softcapping": 30.0}, ["llama.final_logit_softcapping"]),

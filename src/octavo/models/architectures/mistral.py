@@ -5,7 +5,6 @@ from __future__ import annotations
 from octavo.models.architecture import Architecture
 from octavo.models.architectures import decoder, llama
 from octavo.models.config_reader import ConfigReader
-from octavo.models.metadata import Metadata
 from octavo.models.spec import ModelSpec
 
 WINDOW = 4096
@@ -17,17 +16,13 @@ def hf_spec(config: ConfigReader) -> ModelSpec:
     return decoder.with_windows(spec, [decoder.hf_window(config, WINDOW)] * spec.layers)
 
 
-def gguf_spec(meta: Metadata) -> ModelSpec:
-    raise meta.error("GGUF files of Mistral models are of architecture llama")
-
-
 ARCHITECTURE = Architecture(
     name="mistral",
     hf_classes=("MistralForCausalLM",),
     model_types=("mistral",),
     gguf_names=(),
     hf_spec=hf_spec,
-    gguf_spec=gguf_spec,
+    gguf_spec=None,
     tensors=llama.tensors,
     forward=llama.forward,
 )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from octavo.models.architecture import Architecture
 from octavo.models.architectures import decoder, olmo2
 from octavo.models.config_reader import ConfigReader
-from octavo.models.metadata import Metadata
 from octavo.models.rope import RopeDefaults, hf_unscaled_rope
 from octavo.models.spec import ModelSpec
 
@@ -30,17 +29,13 @@ def hf_spec(config: ConfigReader) -> ModelSpec:
     return replace(spec, ropes=(*spec.ropes, local), layer_specs=layers)
 
 
-def gguf_spec(meta: Metadata) -> ModelSpec:
-    raise meta.error("GGUF files of OLMo 3 are not supported; use its safetensors")
-
-
 ARCHITECTURE = Architecture(
     name="olmo3",
     hf_classes=("Olmo3ForCausalLM",),
     model_types=("olmo3",),
     gguf_names=(),
     hf_spec=hf_spec,
-    gguf_spec=gguf_spec,
+    gguf_spec=None,
     tensors=olmo2.tensors,
     forward=olmo2.forward,
 )
