@@ -78,7 +78,6 @@ def rotated(spec: ModelSpec) -> list[bool]:
         "BitNetForCausalLM",
         "GPTNeoXForCausalLM",
         "LlavaForConditionalGeneration",
-        "Gemma3ForConditionalGeneration",
         "LlamaForSequenceClassification",
         "T5ForConditionalGeneration",
     ],
