@@ -21,6 +21,7 @@ SMALL = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "tokenizer.model",
+        "special_tokens_map.json",
         "quantize_config.json",
         "quant_config.json",
         INDEX,

@@ -341,4 +341,4 @@ def test_what_is_fetched_is_what_the_readers_read() -> None:
         for path in readers
         for name in re.findall(r'"((?:\w+|model\.safetensors\.index)\.(?:json|model))"', path.read_text())
     }
-    assert named == SMALL
+    assert named == SMALL, "what readers of models/ name, hub_files.SMALL lists"
