@@ -52,8 +52,9 @@ def _parts(meta: Metadata, template: Path) -> TokenizerParts:
         raise meta.error(
             f"tokeniser {kind!r} is not supported; supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE)"
         )
-    tokens = meta.strings("tokenizer.ggml.tokens")
-    types = gguf_token_types(meta)
+    named = meta.strings("tokenizer.ggml.tokens")
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(named)]  # a vocabulary may hold no text twice
+    types = np.where(np.array([not token for token in named]), UNUSED, gguf_token_types(meta))
     byte_level = kind == "gpt2"
     rule = _rule(meta) if byte_level else None
     prefix = not byte_level and meta.flag("tokenizer.ggml.add_space_prefix", not _is_gemma(meta))

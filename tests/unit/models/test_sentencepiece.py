@@ -135,6 +135,13 @@ def test_unused_and_unknown_ids_decode_to_nothing(tmp_path: Path, trained: Train
     assert tokenizer.token_bytes(unused) == b"" and tokenizer.is_special(0)
 
 
+def test_empty_tokens_stand_for_nothing(tmp_path: Path, trained: Trained) -> None:
+    tokens = [*trained.tokens[:-2], "", ""]
+    changed = Trained(trained.processor, b"", tokens, trained.scores, trained.types)
+    tokenizer = load_tokenizer(sentencepiece_gguf(tmp_path / "m.gguf", changed))
+    assert tokenizer.decode([598, 599]) == "" and tokenizer.encode("ab")
+
+
 def test_slow_derivations_are_kept_and_damaged_ones_made_anew(
     tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

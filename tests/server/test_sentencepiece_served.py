@@ -1,4 +1,4 @@
-"""Case K1: a tokeniser that adds a BOS, a template that writes one, and four ways to the same ids with one BOS."""
+"""A SentencePiece model served: four ways to the same ids with one BOS (case K1), streams that join to the body."""
 
 from __future__ import annotations
 
@@ -94,3 +94,13 @@ def test_four_ways_give_the_same_ids_with_one_bos(
     length, raw = by_http(path, tokenizer, messages)
     assert length == len(expected)
     assert raw == [list(tokenizer.token_bytes(token)) for token in expected]
+
+
+@pytest.mark.parametrize("text", ["hi", "  é😀世界 \u2028x\n\n", "The <b>10</b>", "👩\u200d💻" * 3])
+def test_a_stream_joins_to_the_body(path: Path, text: str) -> None:
+    """The answer repeats the prompt: bytes of one character in several tokens, and the space in front kept."""
+    with serving(echo_config(path)) as server:
+        body = server.complete(prompt=text, max_tokens=200)
+        events = server.stream("/v1/completions", {"prompt": text, "max_tokens": 200})
+    streamed = "".join(choice["text"] for event in events for choice in event["choices"])
+    assert streamed == body["choices"][0]["text"] == f" {text}"
