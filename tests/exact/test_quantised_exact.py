@@ -64,3 +64,16 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, bu
     for backend in ("cpu", "reference"):
         driver = Driver(build(model.path, precision="float32", max_num_seqs=64, backend=backend), rng)
         assert np.abs(driver.prompt_logits(tokens) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq, 8 bits", "fp8"])
+def test_bf16_logits_equal_the_rounded_reference(name: str, tmp_path: Path, build: Build, rng: random.Random) -> None:
+    packer, config = FORMS[name]
+    tiny = Tiny(hidden=128, heads=4, kv_heads=2, intermediate=160, seed=rng.getrandbits(31))
+    path = write_quantised(tmp_path / "m", packer, config, tiny).path
+    tokens = [rng.randrange(BASE_VOCAB) for _ in range(40)]
+    got, expected = (
+        Driver(build(path, max_num_seqs=64, backend=backend), rng).prompt_logits(tokens)
+        for backend in ("cpu", "reference")
+    )
+    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()

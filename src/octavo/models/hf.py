@@ -61,6 +61,8 @@ class HFCheckpoint:
                     f"{', '.join(FLOAT_BYTES)}, and quantised weights that config.json describes"
                 )
         for name in self._matched.unknown:
+            if name.endswith(".bias") and _is_zero(self._tensors[name]):
+                continue  # quantisers write one for every module
             log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
         self.total_bytes = sum(self._tensors[name].nbytes for name in self._matched.rules)
 
@@ -120,3 +122,7 @@ def _same(one: memoryview, other: memoryview) -> bool:
         np.array_equal(np.frombuffer(one[at : at + _BAND], np.uint8), np.frombuffer(other[at : at + _BAND], np.uint8))
         for at in range(0, len(one), _BAND)
     )
+
+
+def _is_zero(tensor: FileTensor) -> bool:
+    return not np.frombuffer(tensor.data, np.uint8).any()

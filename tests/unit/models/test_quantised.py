@@ -133,7 +133,19 @@ def test_activations_that_stay_in_floats_are_told(tmp_path: Path) -> None:
     config = json.loads(json.dumps(INT8))
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "dynamic": True, "strategy": "token"}
     model = write_quantised(tmp_path / "m", plain_ints(), config, WIDE)
-    assert any("activations are not quantised" in note for note in open_checkpoint(model.path).notes)
+    assert any("activations and the KV cache are not quantised" in note for note in open_checkpoint(model.path).notes)
+
+
+def test_scales_of_the_cache_and_zero_biases_are_no_unknown_tensors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def more(values: np.ndarray, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        stored, exact = gptq()(values, rng)
+        return {**stored, "bias": np.zeros(len(values), np.float16), "k_scale": np.ones(1, np.float32)}, exact
+
+    checkpoint = open_checkpoint(write_quantised(tmp_path / "m", more, gptq_config(), WIDE).path)
+    assert not caplog.text
+    assert any("KV cache" in note for note in checkpoint.notes)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ quantised is what the tensors say. Owns the files' mappings until the last view 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ SUPPORTED = (
     "GPTQ (4 and 8 bits), AWQ (version gemm), compressed-tensors (pack-, int-, naive- and float-quantized), "
     "FP8 (quant_method fp8), float weights, or a GGUF file"
 )
+
+_ACTIVATION = re.compile(
+    r".*\.(([kvq]|kv|prob|input|output|prob_output)_(scale|zero_point|global_scale)|[kv]_proj\.output_scale)"
+)
+"""Scales of activations and of the KV cache, which stay in floats here."""
 
 FileTensor = StoredTensor | QuantisedTensor
 Method = gptq.Gptq | awq.Awq | compressed.Compressed | fp8.Fp8
@@ -51,14 +57,17 @@ def open_weights(folder: Path) -> Weights:
     made = {tensor.name: (tensor, fit, parts) for tensor, fit, parts in _matrices(str(folder), method, tensors)}
     taken = {f"{parts.module}.{suffix}": name for name, (_, _, parts) in made.items() for suffix in parts.found}
     placed: dict[str, FileTensor] = {}
+    activations = _activations(method, config)
     for name, stored in tensors.items():
-        if name not in taken:
+        if name not in taken and _ACTIVATION.fullmatch(name):
+            activations = True
+        elif name not in taken:
             if name in made:
                 raise ModelError(f"{folder}: tensor {name} is stored twice, in float numbers and quantised")
             placed[name] = stored
         elif taken[name] not in placed:
             placed[taken[name]] = made[taken[name]][0]
-    notes = _notes(method.label, [fit for _, fit, _ in made.values()], _activations(method, config))
+    notes = _notes(method.label, [fit for _, fit, _ in made.values()], activations)
     return Weights(placed, files if beside is None else [*files, beside], notes)
 
 
@@ -125,5 +134,7 @@ def _notes(label: str, fits: list[Fit], activations: bool) -> tuple[str, ...]:
     for (kind, reason), count in Counter((fit.type, fit.reason) for fit in fits if fit.reason).items():
         notes.append(f"{count} of {len(fits)} {label} matrices are expanded to {types[kind]}: {reason}")
     if activations and fits:
-        notes.append(f"{label}: activations are not quantised, only the weights are as the file has them")
+        notes.append(
+            f"{label}: activations and the KV cache are not quantised, only the weights are as the file has them"
+        )
     return tuple(notes)
