@@ -10,6 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from octavo.models.spec import ModelError
 from tests.exact.test_architectures import check, draw, prober
@@ -18,6 +20,7 @@ from tests.support.driver import Driver
 from tests.support.executors import Build
 from tests.support.families import FAMILIES
 from tests.support.oracle import Case
+from tests.support.quantised import Packer, awq, fp8, gptq, write_arrays
 
 MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
 BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_local_experts": 24}
@@ -49,6 +52,51 @@ def test_quantised_stacks_give_the_files_logits_and_exact_bits(
     assert np.isfinite(expected).all()
     for other in others:
         assert np.array_equal(other.logits(tokens, rng.choice((1, 5, 20)), noise=3), expected)
+
+
+FORMS: dict[str, tuple[Packer, dict[str, Any]]] = {
+    "gptq": (gptq(), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+    "awq": (awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "fp8": (fp8(), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+}
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_experts_packed_by_quantisers_give_the_logits_of_their_values(
+    form: str, tmp_path: Path, build: Build, rng: random.Random
+) -> None:
+    """Experts one by one, each a module of its own; routers stay in floats, as the quantisers leave them."""
+    packer, quantisation = FORMS[form]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    case = Case("Mixtral", sizes)
+    model = oracle.build(case, rng.getrandbits(31))
+    oracle.save(model, tmp_path)
+    parts = np.random.default_rng(rng.getrandbits(31))
+    stored: dict[str, np.ndarray] = {}
+    for name, values in load_file(tmp_path / "model.safetensors").items():
+        if ".experts." not in name:
+            stored[name] = values
+            continue
+        packed, exact = packer(values, parts)
+        stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in packed.items()}
+        set_expert(model, name, exact)
+    write_arrays(tmp_path / "model.safetensors", stored)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantisation}))
+    check(prober(build, tmp_path, rng, precision="float32"), model, rng, (rng.randint(20, 60),))
+    probe = prober(build, tmp_path, rng)
+    tokens = draw(rng, 40)
+    assert np.array_equal(probe.logits(tokens, 5, noise=3), probe.logits(tokens))
+
+
+def set_expert(model: Any, name: str, values: np.ndarray) -> None:
+    """Puts one stored matrix (w1 gate, w3 up, w2 down) where the model has it."""
+    _, _, layer, _, _, expert, part, _ = name.split(".")
+    held = model.model.layers[int(layer)].mlp.experts
+    inner = held.down_proj.shape[2]
+    rows = {"w1": held.gate_up_proj[int(expert), :inner], "w3": held.gate_up_proj[int(expert), inner:]}
+    with torch.no_grad():
+        rows.get(part, held.down_proj[int(expert)]).copy_(torch.from_numpy(values))
 
 
 @pytest.mark.parametrize("family", MODELS)

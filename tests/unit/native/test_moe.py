@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ import pytest
 
 from octavo import _native
 from tests.support import contract
+from tests.support.formats import QUANTISED, packed_format
 from tests.support.native import F32, ISAS, bits, matrix, program, rows_only, to_bf16, vector
 from tests.support.products import Packed, packed, product_bf16, product_f32
 
@@ -135,6 +138,25 @@ def test_every_instruction_set_gives_the_contracts_bits(float32: bool, rng: np.r
             run.program.close()
 
 
+def test_experts_of_every_format_give_equal_bits_everywhere(rng: np.random.Generator) -> None:
+    """Each matrix of a format of its own, as files with importance matrices mix them."""
+    sources = list(rng.permutation([*QUANTISED, "Q8_0", "Q4_K", "Q6_K", "Q4_1"]))
+    parts = [packed_format(rng, str(source), 256, 256, extreme=False) for source in sources]
+    triples = tuple((parts[i], parts[i + 1], parts[i + 2]) for i in range(0, 18, 3))
+    layer = Layer(packed(rng, "bf16", 6, 256), triples, 3)
+    x, residual = inputs(rng, 30, layer)
+    found = []
+    for isa in ALL_ISAS:
+        run = Run(isa, 2, layer, rows=30)
+        found.append(bits(run(x, residual)))
+        for r in rng.integers(0, 30, 3):
+            np.testing.assert_array_equal(bits(run(x[r : r + 1], residual[r : r + 1]))[0], found[0][r], err_msg=isa)
+        run.program.close()
+    assert np.isfinite(found[0].view(np.float32)).all()
+    for other, isa in zip(found[1:], ALL_ISAS[1:], strict=True):
+        np.testing.assert_array_equal(other, found[0], err_msg=isa)
+
+
 @pytest.mark.parametrize("float32", [False, True], ids=["bf16_path", "float32_path"])
 @pytest.mark.parametrize("sizes", [(72, 40, 6, 2), (100, 24, 20, 8)])
 def test_a_row_does_not_depend_on_the_others(
@@ -251,3 +273,41 @@ def test_recording_refuses_experts_that_do_not_fit(rng: np.random.Generator) -> 
     with pytest.raises(ValueError, match="own input"):
         p.gated_add(onto, p.input(1, False), onto)
     p.close()
+
+
+UNREAD = """
+import ctypes, mmap, sys
+import numpy as np
+from octavo import _native
+from tests.support.native import matrix, program, rows_only
+
+rng = np.random.default_rng(int(sys.argv[1]))
+size = _native.packed_bytes("bf16", 64, 64)
+room = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+_native.pack("F32", "bf16", 64, 64, rng.standard_normal((64, 64), dtype=np.float32), room)
+unread = _native.Weight(room, 0, "bf16", 64, 64)
+values = np.zeros((4, 64), np.float32)
+values[[0, 2]] = rng.uniform(0.1, 1, (2, 64))  # positive rows choose experts 0 and 2
+packed = np.zeros(_native.packed_bytes("bf16", 4, 64), np.uint8)
+_native.pack("F32", "bf16", 4, 64, values, packed)
+experts = [[unread if e in (1, 3) else matrix(rng, 64, 64) for _ in range(3)] for e in range(4)]
+p = program(_native.isas()[0], 2)
+src = p.input(64, True)
+out = p.moe(src, _native.Weight(packed, 0, "bf16", 4, 64), experts, 2, True, "silu")
+address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+protected = ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(address), len(room), 0)  # PROT_NONE
+assert protected == 0
+for rows in (1, 20):
+    p.write(src, rng.uniform(0.1, 1, (rows, 64)).astype(np.float32))
+    p.run(rows_only(rows))
+    assert np.isfinite(p.read(out, rows)).all()
+print("done")
+"""
+
+
+def test_an_expert_that_no_row_chose_is_not_read(rng: np.random.Generator) -> None:
+    """Its memory may not even be touched: a process that did would die."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNREAD, str(rng.integers(1 << 30))], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout == "done\n", (done.returncode, done.stderr)
