@@ -187,6 +187,7 @@ WINDOWS = [
     ("phi3", "window 8"),
     ("smollm3", "window 8"),
     ("olmo3", "yarn"),
+    ("mixtral", "window 8"),
     ("gemma2", "plain"),
     ("gemma3", "plain"),
 ]
