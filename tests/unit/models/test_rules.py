@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from octavo.models.architecture import TensorRule
 from octavo.models.architectures.decoder import decoder_rules
+from octavo.models.gguf import GgufFile
+from octavo.models.metadata import Metadata
 from octavo.models.names import Found, Matched, match, other_parts
-from octavo.models.registry import ARCHITECTURES, rules_of
+from octavo.models.registry import ARCHITECTURES, of_gguf, rules_of
 from octavo.models.spec import ModelError, Tensor
 from tests.support.tiny import Tiny, interleave_rows
 
@@ -146,7 +150,17 @@ def test_rules_name_each_canonical_tensor_once() -> None:
 
 
 def test_every_architecture_is_found_under_one_name_only() -> None:
-    for field in ("hf_classes", "model_types", "gguf_names"):
-        names = [name for one in ARCHITECTURES for name in getattr(one, field)]
+    for field in ("name", "hf_classes", "model_types"):
+        names = [name for one in ARCHITECTURES for name in ([one.name] if field == "name" else getattr(one, field))]
         assert len(set(names)) == len(names)
-    assert len({one.name for one in ARCHITECTURES}) == len(ARCHITECTURES)
+
+
+def test_a_gguf_name_that_several_share_is_settled_by_the_file() -> None:
+    def taker(name: str, experts: int) -> str:
+        file = GgufFile(Path("m.gguf"), 0, memoryview(b""))
+        file.metadata |= {"general.architecture": name, f"{name}.expert_count": experts}
+        return of_gguf(Metadata(file)).name
+
+    assert (taker("llama", 0), taker("llama", 8)) == ("llama", "mixtral")
+    names = [name for one in ARCHITECTURES for name in one.gguf_names]
+    assert {name for name in names if names.count(name) > 1} == {"llama"}
