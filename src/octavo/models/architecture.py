@@ -36,8 +36,6 @@ class TensorRule:
     """Name in a Hugging Face file, with its leading "model."."""
     gguf: str
     optional: bool = False
-    index: int | None = None
-    """The tensor is this slice of a stacked one, along an axis before its own (GGUF's experts)."""
     rows: tuple[int, int] | None = None
     """The tensor is these rows [begin, end) of a fused one (a view), where a format fuses what others keep apart."""
     gguf_interleaved_heads: int | None = None

@@ -82,9 +82,6 @@ def _slice(rule: TensorRule, tensor: Tensor) -> memoryview:
     if rule.place is not None:
         size = len(tensor.data) * math.prod(rule.shape) // math.prod(tensor.shape)
         return tensor.data[rule.place.run * size : (rule.place.run + 1) * size]
-    if rule.index is not None:
-        size = len(tensor.data) // tensor.shape[0]
-        return tensor.data[rule.index * size : (rule.index + 1) * size]
     if rule.rows is not None:
         size = len(tensor.data) // tensor.shape[0]
         return tensor.data[rule.rows[0] * size : rule.rows[1] * size]
@@ -153,8 +150,6 @@ def _file_shape(rules: Sequence[TensorRule]) -> tuple[int, ...]:
     first = rules[0]
     if first.place is not None:
         return first.place.shape
-    if first.index is not None:
-        return (1 + max(rule.index for rule in rules if rule.index is not None), *first.shape)
     if first.rows is not None:
         return (max(rule.rows[1] for rule in rules if rule.rows is not None), *first.shape[1:])
     return first.shape

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.models.architecture import TensorRule
+from octavo.models.architecture import Place, TensorRule
 from octavo.models.architectures.decoder import decoder_rules
 from octavo.models.gguf import GgufFile
 from octavo.models.metadata import Metadata
@@ -44,7 +44,8 @@ def random(*shape: int) -> np.ndarray:
 def test_a_stacked_tensor_gives_each_rule_its_slice_as_a_view() -> None:
     values = random(3, 4, 2)
     stack = stored("blk.0.ffn_up_exps.weight", values)
-    rules = [TensorRule(f"e{i}", (4, 2), f"model.e{i}", stack.name, index=i) for i in range(3)]
+    places = [Place(stack.name, (3, 4, 2), i) for i in range(3)]
+    rules = [TensorRule(f"e{p.run}", (4, 2), f"model.e{p.run}", stack.name, gguf_places=(p,)) for p in places]
     matched = match("m.gguf", rules, found(stack), "gguf")
     for i, tensor in enumerate(matched.map([stack])):
         assert np.shares_memory(np.frombuffer(tensor.data, np.uint8), np.frombuffer(stack.data, np.uint8))

@@ -82,7 +82,7 @@ def plan(rules: Sequence[TensorRule], sources: Sources, naming: Naming, wanted: 
 def _home(rule: TensorRule, naming: Naming) -> Place:
     """Where new files keep the tensor."""
     places = rule.gguf_places if naming == "gguf" else rule.hf_places
-    return places[0] if places else Place(file_name(rule, naming), rule.shape, rule.index or 0)
+    return places[0] if places else Place(file_name(rule, naming), rule.shape)
 
 
 def _shape(members: Sequence[TensorRule], naming: Naming) -> tuple[int, ...]:
@@ -90,8 +90,6 @@ def _shape(members: Sequence[TensorRule], naming: Naming) -> tuple[int, ...]:
     first = members[0]
     if first.rows is not None:
         return (max(rule.rows[1] for rule in members if rule.rows is not None), *first.shape[1:])
-    if first.index is not None:
-        return (len(members), *first.shape)
     return _home(first, naming).shape
 
 
