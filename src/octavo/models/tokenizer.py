@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from octavo.models.gguf_parts import gguf_of
+from octavo.models.spec import ModelError
 
 
 @dataclass(frozen=True)
@@ -206,13 +207,15 @@ def _control_patterns(
 def text_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds any of the texts, the longest first; its time does not grow with their number."""
     root: dict[str, Any] = {}
-    for text in texts:
+    for text in filter(None, texts):
         node = root
         for character in text:
             node = node.setdefault(character, {})
-        if text:
-            node[""] = {}
-    return re.compile(_branches(root)) if root else None
+        node[""] = {}
+    try:
+        return re.compile(_branches(root)) if root else None
+    except RecursionError as error:
+        raise ModelError("the vocabulary is damaged: hundreds of control tokens begin one another") from error
 
 
 def _branches(node: dict[str, Any]) -> str:

@@ -198,3 +198,9 @@ def test_the_pattern_of_many_texts_finds_the_longest_first(texts: set[str], text
             expected.append((at, at + max(fits)))
         at += max(fits, default=1)
     assert found == expected
+
+
+def test_texts_that_begin_one_another_without_end_are_refused() -> None:
+    assert text_pattern("a" * size for size in range(1, 200))
+    with pytest.raises(ModelError, match="begin one another"):
+        text_pattern("a" * size for size in range(1, 2000))
