@@ -71,7 +71,7 @@ def _tokens(described: Mapping[str, Any], parts: TokenizerParts, vocab: int) -> 
         tokens[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added.get("special") else USER_DEFINED
     unknown = model.get("unk_token")
-    if not parts.byte_level and unknown in model["vocab"]:
+    if not parts.byte_level and unknown in model["vocab"] and types[model["vocab"][unknown]] == NORMAL:
         types[model["vocab"][unknown]] = UNKNOWN
     for i, text in enumerate(tokens):
         if text is None:
