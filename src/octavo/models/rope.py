@@ -39,8 +39,12 @@ _MAX_CONTEXT = 1 << 31
 
 
 def note(spec: ModelSpec, context: int) -> str | None:
-    """What the user must know of frequencies that transformers would change with each prompt's length."""
-    kinds = sorted({rope.kind for rope in spec.ropes if rope.scaling is not None})
+    """What the user must know of frequencies that transformers would change with each prompt's length.
+
+    Within the context of pretraining it changes nothing either.
+    """
+    scalings = [(rope.kind, rope.scaling) for rope in spec.ropes]
+    kinds = sorted({kind for kind, scaling in scalings if isinstance(scaling, Scaling) and context > scaling.original})
     if not kinds:
         return None
     return (
