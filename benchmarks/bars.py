@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import fidelity, fuzz, rows, token_ids
+from benchmarks import fidelity, fuzz, instruments, memory, rows, token_ids
 from benchmarks.skip import Skipped
 
 RESULTS = Path("bars")
@@ -33,7 +33,11 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "smollm2-token-ids": token_ids.smollm2,
     "gemma-3-token-ids": token_ids.gemma_3,
     "fuzz": fuzz.fuzz,
+    "load-memory": memory.load_memory,
     "tests": rows.tests,
+    "bench-null": instruments.null,
+    "bench-planted": instruments.planted,
+    "bench-predicted": instruments.predicted,
 }
 
 

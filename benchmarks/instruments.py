@@ -1,0 +1,129 @@
+"""Whether the instruments tell the truth: equal arms, a planted slowdown, and a ratio that arithmetic predicts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from octavo.bench.ablate import Finding, Pair, batching_pair, measure
+from octavo.bench.arm import Arm
+from octavo.bench.workload import constant, random_workload
+from octavo.config import EngineConfig, KVConfig, ModelConfig
+from octavo.models.store import default_model
+from octavo.types import Executor, StepHandle, StepPlan, StepResult
+
+RUN_SECONDS = 110.0
+SLOWDOWN = 0.03
+_SPIN = 0.0002
+
+
+class Slowed:
+    """An executor whose steps take 3 % longer: it sleeps, and spins the last part of a millisecond."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.info = inner.info
+        self.num_blocks = inner.num_blocks
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        began = time.perf_counter()
+        result = self._inner.submit(plan).result()
+        now = time.perf_counter()
+        until = now + SLOWDOWN * (now - began)
+        time.sleep(max(0.0, until - now - _SPIN))
+        while time.perf_counter() < until:
+            pass
+        return _Done(result)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Done:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+def _config() -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(path=str(default_model(lambda what, fraction: None))), kv=KVConfig(size_tokens=8192)
+    )
+
+
+def _question(text: str) -> Pair:
+    return Pair(
+        text,
+        lambda config: config,
+        lambda config: config,
+        lambda vocab, seed: random_workload(8, 8, constant(12), vocab, seed),
+    )
+
+
+def _many(short: bool, pair: Pair, wrap: Callable[[Executor], Executor] | None) -> list[Finding]:
+    runs, pairs = (2, 8) if short else (20, 80)
+    config = _config()
+    with Arm("A", config) as a, Arm("B", config, wrap) as b:
+        return [measure(pair, (a, b), pairs, secrets.randbelow(1 << 31), RUN_SECONDS) for _ in range(runs)]
+
+
+def _details(found: list[Finding]) -> dict[str, Any]:
+    return {
+        "ratios": [[one.ratio.low, one.ratio.value, one.ratio.high, one.ratio.pairs] for one in found],
+        "seconds": [one.seconds for one in found],
+        "others": [one.others for one in found],
+    }
+
+
+def null(short: bool) -> dict[str, Any]:
+    """One setting against itself, 20 runs of at most 2 minutes."""
+    found = _many(short, _question("one setting against itself"), None)
+    covered = sum(one.ratio.low <= 1 <= one.ratio.high for one in found)
+    return {
+        "bar": "the interval covers 1 in at least 18 of 20 runs",
+        "figure": f"{covered} of {len(found)}, longest run {max(one.seconds for one in found):.0f} s",
+        "met": covered >= (1 if short else 18),
+        "details": _details(found),
+    }
+
+
+def planted(short: bool) -> dict[str, Any]:
+    """A sleep of 3 % of each step in one arm, 20 runs of at most 2 minutes."""
+    found = _many(short, _question("a planted slowdown of 3 %"), Slowed)
+    seen = sum(one.ratio.verdict == "less" for one in found)
+    return {
+        "bar": "found, with its sign, in 19 of 20 runs",
+        "figure": f"{seen} of {len(found)}, longest run {max(one.seconds for one in found):.0f} s",
+        "met": seen >= (0 if short else 19),
+        "details": _details(found),
+    }
+
+
+def predicted(short: bool) -> dict[str, Any]:
+    """Continuous against static batching beside what the measured cost of a step predicts."""
+    figures, met, details = [], True, {}
+    for rows in (8,) if short else (8, 32):
+        for even in (False, True):
+            pair = batching_pair(rows, even=even, batches=2 if short else 4)
+            config = _config()
+            with Arm("A", pair.a(config)) as a, Arm("B", pair.b(config)) as b:
+                found = measure(pair, (a, b), 6 if short else 12, secrets.randbelow(1 << 31))
+            details[f"{rows} {'equal' if even else 'exponential'}"] = found.text()
+            if even:
+                figures.append(f"{rows} rows, equal lengths: {found.ratio.text()}")
+                met &= short or found.ratio.low <= 1 <= found.ratio.high
+            else:
+                figures.append(
+                    f"{rows} rows: {found.ratio.value:.2f} measured, {found.predicted:.2f} predicted, {found.share:.2f}"
+                )
+                met &= short or found.share >= 0.9
+    return {
+        "bar": "at least 0.9 of the predicted ratio; 1 within the interval on equal lengths",
+        "figure": "; ".join(figures),
+        "met": bool(met),
+        "details": details,
+    }
