@@ -17,7 +17,10 @@ def engine_memory(server: ServerProcess) -> dict[str, int]:
     """Bytes of VmHWM and VmRSS of the engine's process."""
     engine = next(process for process in server.processes() if "octavo.engine" in " ".join(process.cmdline()))
     status = Path(f"/proc/{engine.pid}/status").read_text()
-    return {name: int(value) * 1024 for name, value in re.findall(r"^(VmHWM|VmRSS|RssFile|RssAnon):\s+(\d+) kB", status, re.M)}
+    return {
+        name: int(value) * 1024
+        for name, value in re.findall(r"^(VmHWM|VmRSS|RssFile|RssAnon):\s+(\d+) kB", status, re.M)
+    }
 
 
 def load_memory(short: bool) -> dict[str, Any]:
