@@ -22,7 +22,8 @@ test: .venv-test/.installed
 	$(TEST_ENV) .venv-test/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Each row of what must be seen, as a named run that leaves bars/NAME.json; finished ones are not repeated.
-# make bars ARGS="soak batching" runs some, ARGS="--again" all anew.
+# make bars ARGS="soak batching" runs some, ARGS="--again" all anew. The row gemma-3-270m fetches a model under Gemma's
+# Terms of Use: it runs where they are accepted by name, make bars OCTAVO_ACCEPT_TERMS=gemma.
 bars: .venv-test/.installed
 	.venv-test/bin/python -m benchmarks.bars $(ARGS)
 
