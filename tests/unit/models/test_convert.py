@@ -110,6 +110,8 @@ def test_the_reference_library_reads_what_is_written(tmp_path: Path) -> None:
     expected = gguf.quants.quantize(model.weights["layers.0.mlp.up.weight"], gguf.GGMLQuantizationType.Q8_0)
     np.testing.assert_array_equal(q.data, expected)
     assert reader.fields["tokenizer.ggml.pre"].contents() == "smollm"
+    assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
+    assert reader.fields["general.quantization_version"].contents() == gguf.GGML_QUANT_VERSION
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from octavo.models.metadata import Metadata
 from octavo.models.registry import architecture_of
 from octavo.models.spec import Checkpoint, ModelSpec
 from octavo.models.tokenizer import TokenizerParts
-from octavo.ops.numeric import F32
+from octavo.ops.numeric import F32, FLOAT_BYTES
 
 _DROPPED = ("general.file_type", "general.quantization_version", "general.alignment")
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _KEPT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -45,6 +47,16 @@ def for_gguf(checkpoint: Checkpoint, source: Path, spec: ModelSpec) -> tuple[dic
         return kept, {name: _floats(opened, name) for name in _FACTORS if name in opened.tensors}
     finally:
         opened.close()
+
+
+def file_facts(made: Plan) -> dict[str, Any]:
+    """What other readers want to be told of the numbers: the commonest type of matrices, the version of the formats."""
+    counts = Counter(target.type for target in made.targets if len(target.shape) > 1)
+    common = counts.most_common(1)[0][0]
+    facts: dict[str, Any] = {"general.file_type": _FILE_TYPES[common]} if common in _FILE_TYPES else {}
+    if any(target.type not in FLOAT_BYTES for target in made.targets):
+        facts["general.quantization_version"] = 2
+    return facts
 
 
 def _floats(file: GgufFile, name: str) -> F32:

@@ -88,7 +88,7 @@ def _gguf(
 ) -> list[str]:
     values, extra = metadata.for_gguf(checkpoint, source, spec)
     targets = (*made.targets, *(settings.float_target(name, numbers) for name, numbers in extra.items()))
-    file = open_gguf_file(path, values, targets)
+    file = open_gguf_file(path, values | metadata.file_facts(made), targets)
     write_floats(extra, file)
     return _stream(checkpoint, made, file, progress)
 
