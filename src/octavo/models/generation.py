@@ -27,13 +27,14 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 10.0),
 }
-_GGUF = {
+GGUF_KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
     "top_k": "general.sampling.top_k",
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+"""Suggestion -> where a GGUF file keeps it."""
 _NOT_FOLLOWED: dict[str, Any] = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
@@ -65,7 +66,7 @@ def hf_sampling(folder: Path) -> SamplingDefaults:
 
 def gguf_sampling(meta: Metadata) -> SamplingDefaults:
     """The suggestions of a GGUF file's metadata."""
-    return _checked(meta.file.path.name, meta.values, _GGUF, "the file's metadata")
+    return _checked(meta.file.path.name, meta.values, GGUF_KEYS, "the file's metadata")
 
 
 def _checked(where: str, values: Mapping[str, Any], keys: Mapping[str, str], source: str) -> SamplingDefaults:

@@ -151,6 +151,16 @@ def test_a_quantised_directory_becomes_a_float_one(tmp_path: Path) -> None:
     assert "quantization_config" not in (tmp_path / "b" / "config.json").read_text()
 
 
+def test_suggestions_for_drawing_come_along(tmp_path: Path) -> None:
+    source = write_hf(tmp_path / "a").path
+    wanted = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], **wanted}))
+    made(source, tmp_path / "b.gguf")
+    made(tmp_path / "b.gguf", tmp_path / "c")
+    for path in (tmp_path / "b.gguf", tmp_path / "c"):
+        assert open_checkpoint(path).sampling().chosen() == wanted
+
+
 def test_sharded_sources_are_read(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     write_gguf(tmp_path / "parts" / "m.gguf", kind="Q8_0", tensors_a_part=8)

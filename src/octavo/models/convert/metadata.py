@@ -18,6 +18,7 @@ from octavo.models.convert import settings
 from octavo.models.convert.plan import Plan
 from octavo.models.convert.settings import Rope
 from octavo.models.convert.vocabulary import gguf_tokenizer, write_tokenizer
+from octavo.models.generation import GGUF_KEYS
 from octavo.models.gguf import GgufFile
 from octavo.models.gguf_parts import gguf_of, open_gguf
 from octavo.models.jsonfile import read_json
@@ -40,6 +41,7 @@ def for_gguf(checkpoint: Checkpoint, source: Path, spec: ModelSpec) -> tuple[dic
     if file is None:
         rope = _hf_rope(source, spec)
         values = settings.gguf_metadata(architecture_of(spec), spec, rope, checkpoint.name)
+        values |= {GGUF_KEYS[name]: value for name, value in checkpoint.sampling().chosen().items()}
         return values | gguf_tokenizer(source, _hf_parts(source), spec.vocab), settings.gguf_factors(spec, rope)
     opened = open_gguf(file)
     try:
@@ -85,7 +87,7 @@ def write_directory(checkpoint: Checkpoint, source: Path, spec: ModelSpec, made:
         config = settings.hf_config(architecture_of(spec), spec, rope, embedding)
         config["eos_token_id"] = list(checkpoint.eos_token_ids)
         config["bos_token_id"] = parts.bos_id
-        write_tokenizer(path, parts)
+        write_tokenizer(path, parts, checkpoint.sampling().chosen())
     (path / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
 
 

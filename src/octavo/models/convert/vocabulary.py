@@ -139,7 +139,7 @@ def _templates(templates: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def write_tokenizer(folder: Path, parts: TokenizerParts) -> None:
+def write_tokenizer(folder: Path, parts: TokenizerParts, sampling: Mapping[str, float]) -> None:
     """tokenizer.json, tokenizer_config.json, generation_config.json and the chat template."""
     described = json.loads(parts.backend.to_str())
     vocab = described["model"]["vocab"]
@@ -160,7 +160,9 @@ def write_tokenizer(folder: Path, parts: TokenizerParts) -> None:
     elif named:
         settings["chat_template"] = named
     _write(folder / "tokenizer_config.json", settings)
-    generation: dict[str, Any] = {"eos_token_id": list(parts.eos_ids)}
+    generation: dict[str, Any] = {"eos_token_id": list(parts.eos_ids), **sampling}
+    if sampling:
+        generation["do_sample"] = True
     if parts.bos_id is not None:
         generation["bos_token_id"] = parts.bos_id
     _write(folder / "generation_config.json", generation)
