@@ -8,7 +8,7 @@ once for its own context (`ModelSpec.at_context`). Off switch: none; a kind that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +58,12 @@ def base_frequencies(theta: float, rotary: int) -> F64:
     return theta ** (-np.arange(0, rotary, 2, dtype=np.float64) / rotary)
 
 
+def _stretched(original: int, factor: float) -> int:
+    return int(min(original * factor, _MAX_CONTEXT))
+
+
 def spec_of(frequencies: F64, kind: str, scale: float = 1.0, scaling: Scaling | None = None) -> RopeSpec:
-    return RopeSpec(tuple(frequencies.tolist()), scale, kind, scaling)
+    return RopeSpec(tuple(frequencies.tolist()), scale, kind, scaling=scaling)
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Dynamic:
     @property
     def longest(self) -> int:
         """The context that the factor is meant for."""
-        return max(self.original, int(self.factor * self.original))
+        return max(self.original, _stretched(self.original, self.factor))
 
     def at(self, context: int) -> RopeSpec:
         length = max(context, self.original)
@@ -248,7 +252,7 @@ def _yarn(section: ConfigReader, theta: float, rotary: int, contexts: _Contexts)
     elif section.has("mscale") and section.has("mscale_all_dim"):
         scale = yarn_scale(factor, section.number("mscale")) / yarn_scale(factor, section.number("mscale_all_dim"))
     frequencies = yarn(theta, rotary, factor, contexts.original, betas, section.flag("truncate", True))
-    return spec_of(frequencies, "yarn", scale)
+    return replace(spec_of(frequencies, "yarn", scale), longest=_stretched(contexts.original, factor))
 
 
 def _longrope(section: ConfigReader, theta: float, rotary: int, contexts: _Contexts) -> RopeSpec:
@@ -272,8 +276,10 @@ def gguf_rope(meta: Metadata, head_dim: int, max_context: int, theta: float | No
     long = meta.vector("rope_factors_long.weight", rotary // 2)
     short = meta.vector("rope_factors_short.weight", rotary // 2)
     scale = meta.number(".rope.scaling.attn_factor", 1.0)
-    if long is not None and short is not None:
+    if long is not None and short is not None and factor == 1.0:
         return LongRope(theta, short, long, scale, original).at(max_context)
+    if long is not None or short is not None:
+        raise meta.error("rope_factors_long.weight and rope_factors_short.weight belong together, without a factor")
     if scale != 1.0 or kind not in ("linear", "none", "yarn"):
         raise meta.error(f"RoPE scaling {kind!r} is not supported without factors; supported: none, linear, yarn")
     frequencies = base_frequencies(theta, rotary)
@@ -284,12 +290,11 @@ def gguf_rope(meta: Metadata, head_dim: int, max_context: int, theta: float | No
         given = meta.number(".rope.scaling.yarn_attn_factor", yarn_scale(factor))
         if not math.isclose(given, yarn_scale(factor), rel_tol=1e-5):
             raise meta.error(f"{meta.full('.rope.scaling.yarn_attn_factor')} is {given:g}; supported: none")
-        return spec_of(frequencies, "yarn", yarn_scale(factor))
+        return replace(spec_of(frequencies, "yarn", yarn_scale(factor)), longest=_stretched(original, factor))
+    named = "default"
+    if kind == "linear" and factor != 1.0:
+        frequencies, named = frequencies / factor, "linear"
     factors = meta.vector("rope_freqs.weight", rotary // 2)
     if factors is not None and any(value != 1.0 for value in factors):
-        return spec_of(frequencies / np.asarray(factors), "llama3")
-    return (
-        spec_of(frequencies / factor, "linear")
-        if kind == "linear" and factor != 1.0
-        else spec_of(frequencies, "default")
-    )
+        frequencies, named = frequencies / np.asarray(factors), "llama3"
+    return spec_of(frequencies, named)

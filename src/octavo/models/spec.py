@@ -46,6 +46,8 @@ class RopeSpec:
     scale: float = 1.0
     """Multiplies cos and sin (yarn, longrope)."""
     kind: str = "default"
+    longest: int = 0
+    """Positions that the scaling is meant for, where the configuration's own number may be that of pretraining."""
     scaling: RopeScaling | None = None
     """Where the values depend on the engine's context: what gives them for another one."""
 

@@ -254,6 +254,21 @@ def test_metadata_that_nothing_computes_are_named(values: dict[str, Any], words:
     assert all(word in message for word in ["m.gguf", *words]), message
 
 
+def test_a_scaled_model_serves_the_context_that_its_scaling_is_meant_for() -> None:
+    """Qwen's own advice for long texts adds yarn to config.json and leaves the other number as it was."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    qwen = hf("Qwen2ForCausalLM", max_position_embeddings=32768, rope_scaling=scaling)
+    assert qwen.max_context == 131072 and qwen.at_context(1000) == qwen
+    assert hf("Qwen2ForCausalLM", max_position_embeddings=200_000, rope_scaling=scaling).max_context == 200_000
+    file = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    assert gguf("qwen2", **file).max_context == 4 * 4096
+    dynamic = hf("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert (
+        dynamic.max_context == 4096
+        and dynamic.at_context(2048).ropes[0].inverse_frequencies[1] > (dynamic.ropes[0].inverse_frequencies[1])
+    )
+
+
 def test_gguf_heads_alike_on_all_layers_are_one_number() -> None:
     assert gguf("qwen3", attention__head_count_kv=np.array([2] * 4)) == gguf("qwen3")
     assert gguf("qwen3").tied and not gguf("qwen3", ("output.weight",)).tied

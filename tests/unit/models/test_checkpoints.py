@@ -361,6 +361,12 @@ def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "n.gguf", extra={"rope_freqs.weight": ones * 4}).path
     (scaled,) = open_checkpoint(path).spec.ropes
     assert scaled.inverse_frequencies == tuple(value / 4 for value in plain.inverse_frequencies)
+    linear = {"llama.rope.scaling.factor": 2.0}
+    path = write_gguf(tmp_path / "o.gguf", extra={"rope_freqs.weight": ones * 4}, metadata=linear).path
+    (both,) = open_checkpoint(path).spec.ropes
+    assert both.inverse_frequencies == tuple(value / 8 for value in plain.inverse_frequencies)
+    for alone in ("rope_factors_long.weight", "rope_factors_short.weight"):
+        assert "belong together" in refusal(write_gguf(tmp_path / "p.gguf", extra={alone: ones}).path)
     for wrong in (ones * 0, np.ones(7, np.float32), ones * np.float32(np.nan)):
         path = write_gguf(tmp_path / "w.gguf", extra={"rope_freqs.weight": wrong}).path
         assert "rope_freqs.weight" in refusal(path)

@@ -69,7 +69,7 @@ def hf_decoder(config: ConfigReader, name: str, defaults: HFDefaults | None = No
         head_dim=head_dim,
         intermediate=config.integer("intermediate_size", low=1, high=1 << 24),
         vocab=config.integer("vocab_size", low=1, high=1 << 24),
-        max_context=max_context,
+        max_context=max(max_context, rope.longest),
         norm_eps=config.number("rms_norm_eps", defaults.norm_eps, high=1.0),
         tied=config.flag("tie_word_embeddings", defaults.tied),
         ropes=(rope,),
@@ -97,6 +97,7 @@ def gguf_decoder(meta: Metadata, name: str) -> ModelSpec:
         raise meta.error(f"{meta.full('.vocab_size')} is {given}, token_embd.weight has {vocab} rows")
     layers = meta.integer(".block_count", low=1, high=1 << 12)
     max_context = meta.integer(".context_length", low=1)
+    rope = gguf_rope(meta, head_dim, max_context)
     tensors = meta.file.tensors
     return ModelSpec(
         architecture=name,
@@ -107,10 +108,10 @@ def gguf_decoder(meta: Metadata, name: str) -> ModelSpec:
         head_dim=head_dim,
         intermediate=meta.integer(".feed_forward_length", low=1, high=1 << 24),
         vocab=vocab,
-        max_context=max_context,
+        max_context=max(max_context, rope.longest),
         norm_eps=meta.number(".attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in tensors,
-        ropes=(gguf_rope(meta, head_dim, max_context),),
+        ropes=(rope,),
         layer_specs=(LayerSpec(),) * layers,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
