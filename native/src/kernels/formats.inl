@@ -165,8 +165,8 @@ OCT_INLINE void each_pair(const GroupScale<V>& group, const uint8_t* tile, int c
   }
 }
 
-// The kinds that these templates serve; the others have expansions of their own. The common ones have kernels of
-// two and three rows and expand beside products too: what is compiled grows with every kind.
+// The kinds that these templates serve; the others have expansions of their own. On AVX2 the common ones have kernels
+// of two and three rows: what is compiled grows with every kind.
 #define OCT_COMMON_KIND(X) X(kQ4_0) X(kQ5_0) X(kQ4_K) X(kQ5_K) X(kQ6_K) X(kG4) X(kG8)
 #define OCT_EACH_KIND(X) OCT_COMMON_KIND(X) X(kQ5_1) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS)
 OCT_INLINE constexpr bool is_common(WeightKind kind) {

@@ -95,23 +95,26 @@ static void format_blocks(const LinearArgs& a, const float* x, int64_t begin, in
   }
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__) && !OCTAVO_AMX
+#if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kFewRows = 3;
-#include "kernels/linear_row_avx2.inl"
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kFewRows = 1;
 #include "kernels/linear_row_avx2.inl"
 #else
 constexpr int kFewRows = 1;
 #endif
+// Elsewhere speed is no concern: one row goes the way of many, which spares half of the compilation.
+#if defined(__AVX512F__) || (defined(__AVX2__) && !OCTAVO_AMX)
+constexpr bool kFormatRows = true;
+#else
+constexpr bool kFormatRows = false;
+#endif
 
 template <WeightKind kKind>
 static void format_rows(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
-  if constexpr (kFewRows == 3 && is_common(kKind)) {
+  if constexpr (kFormatRows && kFewRows == 3 && is_common(kKind)) {
     if (a.rows == 3) return format_blocks<kKind, 3>(a, x, begin, end);
     if (a.rows == 2) return format_blocks<kKind, 2>(a, x, begin, end);
   }
-  format_blocks<kKind, 1>(a, x, begin, end);
+  if constexpr (kFormatRows) format_blocks<kKind, 1>(a, x, begin, end);
 }
 
 template <WeightKind kKind>
@@ -135,10 +138,8 @@ static void row_blocks(const LinearArgs& a, const float* x, int64_t begin, int64
 
 static void q4_rows(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (kFewRows == 3) {
-    if (a.rows == 3) return q4_blocks<3>(a, x, begin, end);
-    if (a.rows == 2) return q4_blocks<2>(a, x, begin, end);
-  }
+  if (a.rows == 3) return q4_blocks<3>(a, x, begin, end);
+  if (a.rows == 2) return q4_blocks<2>(a, x, begin, end);
   q4_blocks<1>(a, x, begin, end);
 #else
   row_blocks<WeightKind::kQ4_1>(a, x, begin, end);
@@ -147,9 +148,18 @@ static void q4_rows(const LinearArgs& a, const float* x, int64_t begin, int64_t 
 
 // Whether these kernels serve the call.
 OCT_INLINE bool is_few_rows(const LinearArgs& a) {
-  const WeightKind kind = a.weight->kind;
-  if (a.src_f32 || kind == WeightKind::kF32) return false;
-  return a.rows == 1 || (a.rows <= kFewRows && (kind == WeightKind::kQ4_1 || is_common(kind)));
+  if (a.src_f32) return false;
+  switch (a.weight->kind) {
+    case WeightKind::kF32:
+      return false;
+    case WeightKind::kBf16:
+    case WeightKind::kQ8_0:
+      return a.rows == 1;
+    case WeightKind::kQ4_1:
+      return a.rows <= kFewRows;
+    default:
+      return kFormatRows && a.rows <= (is_common(a.weight->kind) ? kFewRows : 1);
+  }
 }
 static void linear_few(const LinearArgs& a, const float* x, int64_t begin, int64_t end) {
   switch (a.weight->kind) {
