@@ -19,6 +19,7 @@ import numpy as np
 from octavo.models.architecture import TensorRule
 from octavo.models.spec import ModelError, Tensor
 from octavo.ops.numeric import expand
+from octavo.ops.pages import give_back
 
 Naming = Literal["gguf", "hf"]
 
@@ -63,6 +64,7 @@ class Matched:
         for tensor in tensors:
             for rule in self.rules.get(tensor.name, ()):
                 yield self._canonical(rule, tensor)
+            give_back(tensor.data)
 
     def _adds_one(self, rule: TensorRule) -> bool:
         return self.naming == "hf" and rule.hf_plus_one

@@ -27,6 +27,7 @@ from filelock import FileLock
 from octavo import _native
 from octavo.ops.base import SourceTensor
 from octavo.ops.numeric import expand
+from octavo.ops.pages import give_back
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ _KINDS = {
 }
 """Kind of a matrix by precision and type: every quantised type keeps its bits on the bf16 path."""
 
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 2 << 20
 """Packed bytes written at a time, where one column block is not more."""
 _BLOCK_ROWS = 16
 
@@ -319,15 +320,4 @@ def _pack_matrix(tensor: SourceTensor, entry: Entry, room: _Room) -> None:
                 _native.pack(tensor.source, entry.kind, rows, entry.k, source, view, row)
             except ValueError as error:
                 raise ValueError(f"tensor {tensor.name}: {error}") from error
-        _give_back(source)
-
-
-def _give_back(source: memoryview) -> None:
-    """Tells the system that the pages of a mapped file, read and packed, need not stay in this process's memory."""
-    mapping = source.obj
-    if not isinstance(mapping, mmap.mmap) or not source.readonly or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    base = np.frombuffer(mapping, np.uint8).ctypes.data
-    start = np.frombuffer(source, np.uint8).ctypes.data - base
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    mapping.madvise(mmap.MADV_DONTNEED, first, start + source.nbytes - first)
+        give_back(source)
