@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import fidelity, fuzz, instruments, memory, rows, token_ids
+from benchmarks import client_times, fidelity, fuzz, instruments, memory, rows, token_ids
 from benchmarks.skip import Skipped
 
 RESULTS = Path("bars")
@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "install-size": rows.install_size,
     "second-start": rows.second_start,
     "batching": rows.batching,
+    "client-times": client_times.client_times,
     "soak": rows.soak,
     "first-answer": rows.first_answer,
     "smollm2-types": fidelity.smollm2_types,

@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.raw_client import Answer, request, stream
 from benchmarks.serving import ServerProcess
 from benchmarks.soak import soak as soak
+from octavo.bench.serve.answer import Answer
+from octavo.bench.serve.client import fetch, stream_once
 
 __all__ = ["batching", "first_answer", "install_size", "second_start", "soak", "tests"]
 
@@ -24,9 +25,9 @@ CHAT = "/v1/chat/completions"
 def short_chat(server: ServerProcess, max_tokens: int = 24) -> tuple[Answer, float]:
     """One short streamed chat; the answer and the seconds to its first text."""
     model = {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": max_tokens}
-    answer = asyncio.run(stream(server.host, server.port, CHAT, {**model, "temperature": 0}))
+    answer = asyncio.run(stream_once(server.target, CHAT, {**model, "temperature": 0}))
     assert answer.status == 200 and answer.done and answer.text, answer
-    return answer, answer.times[0] - answer.started
+    return answer, answer.times[0] - answer.sent
 
 
 def clone_here(folder: str) -> str:
@@ -141,7 +142,7 @@ async def decode_rate(server: ServerProcess, streams: int, seed: int) -> float:
 
     The window runs from the last stream's first token to the first stream's last token.
     """
-    status, _ = await request(server.host, server.port, "GET", "/ready")
+    status, _ = await fetch(server.target, "GET", "/ready")
     assert status == 200
     bodies = [
         {
@@ -152,9 +153,9 @@ async def decode_rate(server: ServerProcess, streams: int, seed: int) -> float:
         }
         for stream in range(streams)
     ]
-    answers = await asyncio.gather(*(stream(server.host, server.port, "/v1/completions", body) for body in bodies))
+    answers = await asyncio.gather(*(stream_once(server.target, "/v1/completions", body) for body in bodies))
     for answer in answers:
-        assert answer.done and answer.usage and answer.usage["completion_tokens"] == 64, answer
+        assert answer.done and answer.completion_tokens == 64, answer
     begin = max(answer.times[0] for answer in answers)
     end = min(answer.times[-1] for answer in answers)
     assert end > begin, "the streams did not overlap"

@@ -17,7 +17,8 @@ from typing import Self
 
 import psutil
 
-from benchmarks.raw_client import request
+from octavo.bench.serve.client import fetch
+from octavo.bench.serve.target import Target
 
 URL = re.compile(r"http://([0-9.]+):(\d+)")
 
@@ -84,14 +85,21 @@ class ServerProcess:
         deadline = time.monotonic() + self.start_timeout
         while time.monotonic() < deadline:
             try:
-                status, _ = asyncio.run(request(self.host, self.port, "GET", "/ready"))
+                status, _ = asyncio.run(fetch(self.target, "GET", "/ready"))
             except OSError:
                 status = 0
             if status == 200:
                 self.ready_seconds = time.monotonic() - self.started
                 return
+            if self.process.poll() is not None:
+                raise RuntimeError("the server ended before it was ready:\n" + "\n".join(self.lines[-30:]))
             time.sleep(0.005)
         raise TimeoutError(f"not ready after {self.start_timeout} s: {self.lines[-20:]}")
+
+    @property
+    def target(self) -> Target:
+        """Where it listens."""
+        return Target(self.host, self.port)
 
     def processes(self) -> list[psutil.Process]:
         """The server and everything below it."""
@@ -104,7 +112,7 @@ class ServerProcess:
 
     def metrics(self) -> dict[str, float]:
         """The sample values of /metrics by name and labels."""
-        _, body = asyncio.run(request(self.host, self.port, "GET", "/metrics"))
+        _, body = asyncio.run(fetch(self.target, "GET", "/metrics"))
         return parse_metrics(body.decode())
 
     def __exit__(

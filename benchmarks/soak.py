@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.raw_client import Answer, request, stream
 from benchmarks.serving import ServerProcess, parse_metrics
+from octavo.bench.serve.answer import Answer
+from octavo.bench.serve.client import fetch, stream_once
 
 CHAT = "/v1/chat/completions"
 SUBJECTS = ["rivers", "trains", "bread", "the moon", "bees", "clocks", "salt", "maps", "kites", "glass"]
@@ -99,8 +100,8 @@ async def solo_answers(server: ServerProcess, bodies: list[dict[str, Any]]) -> l
     """Each request alone on the server."""
     answers = []
     for body in bodies:
-        answer = await stream(server.host, server.port, CHAT, body)
-        assert answer.status == 200 and answer.done and answer.error is None, answer
+        answer = await stream_once(server.target, CHAT, body)
+        assert answer.status == 200 and answer.done and answer.failure is None, answer
         answers.append(answer)
     return answers
 
@@ -127,26 +128,22 @@ async def _client(
 ) -> None:
     while time.monotonic() < end:
         index = rng.randrange(len(bodies))
-        cut_after = rng.randrange(1, 20) if rng.random() < 1 / 3 else None
-        try:
-            answer = await stream(server.host, server.port, CHAT, bodies[index], cut_after)
-        except (OSError, asyncio.IncompleteReadError) as error:
-            tally.errors.append(f"request {index}: {error!r}")
-            continue
+        cut_after = rng.randrange(1, 20) if rng.random() < 1 / 3 else 0
+        answer = await stream_once(server.target, CHAT, bodies[index], cut_after)
         _judge(index, answer, solo[index], tally)
 
 
 def _judge(index: int, answer: Answer, solo: Answer, tally: Tally) -> None:
-    if answer.status != 200 or answer.error or not (answer.done or answer.cut):
-        tally.errors.append(f"request {index}: {answer.status} {answer.error}")
+    if answer.failure or not (answer.done or answer.cut):
+        tally.errors.append(f"request {index}: {answer.failure}: {answer.detail}")
     elif answer.cut:
         tally.cut += 1
         if not solo.text.startswith(answer.text):
             tally.different.append(f"request {index}: {answer.text!r} does not begin {solo.text!r}")
     else:
         tally.complete += 1
-        mine = (answer.text, answer.finish, (answer.usage or {}).get("completion_tokens"))
-        if mine != (solo.text, solo.finish, (solo.usage or {}).get("completion_tokens")):
+        mine = (answer.text, answer.finish, answer.completion_tokens)
+        if mine != (solo.text, solo.finish, solo.completion_tokens):
             tally.different.append(f"request {index}: {answer.text!r} is not {solo.text!r}")
 
 
@@ -154,7 +151,7 @@ async def pool_is_full(server: ServerProcess, patience: float = 10.0) -> bool:
     """Whether, within `patience` seconds of the last request, every block is free or only cached again."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        _, body = await request(server.host, server.port, "GET", "/metrics")
+        _, body = await fetch(server.target, "GET", "/metrics")
         values = parse_metrics(body.decode())
         free, total = values["octavo_kv_blocks_free"], values["octavo_kv_blocks"]
         if free == total and values["octavo_requests_running"] == 0 and values["octavo_requests_waiting"] == 0:

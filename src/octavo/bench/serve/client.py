@@ -75,10 +75,12 @@ class _Exchange:
                 self.body += part
             return
         for data in self._sse.feed(part):
+            if self.over.done():
+                return
             if data == b"[DONE]":
                 self.answer.done = True
                 self._finish()
-            elif not self.over.done():
+            else:
                 self._on_event(decode_event(data))
 
     def _on_event(self, event: Event) -> None:
@@ -188,6 +190,8 @@ class Client:
         self._keep_text = keep_text
         self.opened = 0
         """Connections so far."""
+        self.resent = 0
+        """Requests that a reused connection lost before any byte of an answer, and that were sent again."""
 
     async def stream(
         self, path: str, body: bytes, request_id: str = "", due: float | None = None, cut_after: int = 0
@@ -223,6 +227,7 @@ class Client:
                     if not (reused and answer.failure in ("reset", "truncated") and not exchange.touched):
                         return exchange
                     answer.failure, answer.detail = None, ""
+                    self.resent += 1
         except TimeoutError:
             answer.fail("timeout", f"not within {self._timeout} s; {len(answer.times)} events had come")
         except ConnectionRefusedError as error:
@@ -264,3 +269,10 @@ async def fetch(target: Target, method: str, path: str, body: object = None) -> 
     """One plain request on a connection of its own."""
     async with Client(target, reuse=False) as client:
         return await client.request(method, path, body)
+
+
+async def stream_once(target: Target, path: str, body: dict[str, object], cut_after: int = 0) -> Answer:
+    """One streamed request on a connection of its own, its text kept and usage asked for."""
+    raw = msgspec.json.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
+    async with Client(target, reuse=False, keep_text=True) as client:
+        return await client.stream(path, raw, cut_after=cut_after)

@@ -34,6 +34,7 @@ class Report:
     notes: tuple[str, ...]
     machine: dict[str, Any]
     connections: int
+    resent: int
 
     @property
     def faults(self) -> list[str]:
@@ -137,7 +138,7 @@ class Report:
         lines = [
             f"client     {self._cell(lambda one: 100 * one.client_cpu)} % of a core; timers late by "
             f"{self._cell(lambda one: one.lag_p99)} ms (p99); {sum(one.late for one in self.repeats)} late sends; "
-            f"{self.connections} connections"
+            f"{self.connections} connections" + (f"; {self.resent} requests sent again" if self.resent else ""),
         ]
         if any(one.server_cpu is not None for one in self.repeats):
             lines.append(f"server     {server} % of a core")
@@ -160,6 +161,7 @@ class Report:
             "formulas": FORMULAS,
             "machine": self.machine,
             "connections": self.connections,
+            "resent": self.resent,
             "repeats": [one.as_json() for one in self.repeats],
         }
 

@@ -71,4 +71,4 @@ async def _measure(
             arrivals = poisson(plan, seed) if plan.shape == "poisson" else traced
             bodies = Bodies(plan.ask, dialect, str(seed))
             found.append(measure(await run_load(client, plan, bodies, arrivals, seed, server_pid), plan))
-    return Report(target.url, plan, dialect, tuple(found), notes, describe(), client.opened)
+    return Report(target.url, plan, dialect, tuple(found), notes, describe(), client.opened, client.resent)

@@ -36,6 +36,7 @@ class Check:
     """Events a second that the server really sent, on all streams."""
     lag_ms: dict[str, float]
     """Percentiles of arrival at the client - sending by the server."""
+    smallest_ms: float
     largest_ms: float
     within_1ms: float
     """Share of the events."""
@@ -57,9 +58,9 @@ class Check:
 
 
 @contextmanager
-def null_server(rate: float) -> Iterator[Target]:
+def null_server(rate: float, host: str = "127.0.0.1") -> Iterator[Target]:
     """One in a process of its own."""
-    command = [sys.executable, "-m", "octavo.bench.serve.null_server", "--rate", str(rate)]
+    command = [sys.executable, "-m", "octavo.bench.serve.null_server", "--rate", str(rate), "--host", host]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -109,6 +110,7 @@ def _judge(answers: list[Answer], log: dict[str, list[float]], rate: float, cpu:
         events=len(lags),
         sent_rate=len(sent) / span if span else 0.0,
         lag_ms=percentiles(lags),
+        smallest_ms=float(array.min()),
         largest_ms=float(array.max()),
         within_1ms=float((array <= 1.0).mean()),
         cpu=cpu,
