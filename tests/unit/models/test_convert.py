@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import transformers
 
 from octavo.cli.convert import run_convert
 from octavo.models.checkpoint import open_checkpoint
@@ -20,7 +22,7 @@ from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
 from octavo.ops.numeric import expand
 from tests.support.families import FAMILIES
-from tests.support.oracle import Case, build, save
+from tests.support.oracle import Case, build, fix_rope, logits, save
 from tests.support.quantised import gptq, write_quantised
 from tests.support.tiny import BASE_VOCAB, CHAT_TEMPLATE, Tiny, tokenizer_json, write_gguf, write_hf
 from tests.support.vocabularies import sentencepiece_gguf, train_sentencepiece
@@ -71,23 +73,30 @@ CASES = [(family, "plain") for family in FAMILIES if family != "olmo3"] + [
 ]  # fmt: skip
 
 
-def save_case(case: Case, folder: Path) -> Path:
+def save_case(case: Case, folder: Path) -> Any:
     """The model as transformers saves it, with a tokeniser that both formats have."""
-    save(build(case.with_(vocab_size=BASE_VOCAB), 1), folder)
+    model = build(case.with_(vocab_size=BASE_VOCAB), 1)
+    save(model, folder)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     settings = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return model
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_round_trip_keeps_every_bit_of_every_architecture(tmp_path: Path, family: str, name: str) -> None:
-    source = save_case(FAMILIES[family][name], tmp_path / "a")
+    source, case = tmp_path / "a", FAMILIES[family][name]
+    model = save_case(case, source)
     assert made(source, tmp_path / "b.gguf").notes == ()
     assert made(tmp_path / "b.gguf", tmp_path / "c").notes == ()
     assert tensors(source) == tensors(tmp_path / "b.gguf") == tensors(tmp_path / "c")
     same_model(source, tmp_path / "b.gguf")
     same_model(source, tmp_path / "c")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype="float32")
+    if case.context is not None:
+        fix_rope(again, case.context)
+    tokens = list(range(40))
+    np.testing.assert_allclose(logits(again, tokens), logits(model, tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
@@ -246,7 +255,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_windows_that_gguf_cannot_say_are_refused(tmp_path: Path) -> None:
-    source = save_case(FAMILIES["mistral"]["window 8"], tmp_path / "a")
+    source = tmp_path / "a"
+    save_case(FAMILIES["mistral"]["window 8"], source)
     with pytest.raises(ModelError, match="no words for this mistral"):
         made(source, tmp_path / "b.gguf")
 

@@ -87,6 +87,7 @@ def write_directory(checkpoint: Checkpoint, source: Path, spec: ModelSpec, made:
         config = settings.hf_config(architecture_of(spec), spec, rope, embedding)
         config["eos_token_id"] = list(checkpoint.eos_token_ids)
         config["bos_token_id"] = parts.bos_id
+        config["pad_token_id"] = parts.backend.token_to_id(parts.special_strings.get("pad_token", ""))
         write_tokenizer(path, parts, checkpoint.sampling().chosen())
     (path / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
 

@@ -86,7 +86,8 @@ def _hf_windows(config: dict[str, Any], spec: ModelSpec) -> None:
 def _hf_constants(config: dict[str, Any], spec: ModelSpec) -> None:
     if spec.architecture.startswith("gemma"):
         config["hidden_activation"] = config["hidden_act"]
-        config["query_pre_attn_scalar"] = round(spec.score_scale**-2, 6)
+        scalar = round(spec.score_scale**-2, 6)
+        config["query_pre_attn_scalar"] = int(scalar) if scalar.is_integer() else scalar
         config["attn_logit_softcapping"] = spec.attn_softcap
         config["final_logit_softcapping"] = spec.logit_softcap
         if len(spec.ropes) > 1:
