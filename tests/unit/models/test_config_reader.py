@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.models import metadata
 from octavo.models.config_reader import CHANGES_RESULTS, ConfigReader
+from octavo.models.gguf import GgufFile, GgufTensor
 from octavo.models.metadata import Metadata
-from octavo.models.registry import ARCHITECTURES, hf_model, rules_of
+from octavo.models.registry import ARCHITECTURES, gguf_model, hf_model, rules_of
 from octavo.models.spec import ModelError
 
 JSON = st.recursive(
@@ -197,3 +199,32 @@ def test_metadata_that_nothing_read_and_that_changes_results_is_refused(values: 
         assert next(iter(values)).replace("__", ".") in refused(meta(**values).refuse_unread)
     else:
         meta(**values).refuse_unread()
+
+
+VALUES = (
+    st.booleans()
+    | st.integers(-1, 2**63)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(0, 3), max_size=4).map(np.array)
+)
+KEYS = sorted({*metadata.CHANGES_RESULTS, ".rope.freq_base", ".rope.dimension_count", ".attention.key_length"})
+
+
+@given(
+    st.sampled_from(sorted({name for one in ARCHITECTURES for name in one.gguf_names})),
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4),
+)
+def test_any_metadata_give_a_spec_or_a_sentence(name: str, changes: dict[str, Any]) -> None:
+    file = GgufFile(Path("m.gguf"), 0, memoryview(b""))
+    sizes = {"embedding_length": 64, "block_count": 2, "context_length": 64, "feed_forward_length": 8}
+    heads = {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    file.metadata["general.architecture"] = name
+    file.metadata |= {f"{name}.{key}": value for key, value in (sizes | heads).items()}
+    file.metadata |= {f"{name}{key}": value for key, value in changes.items()}
+    file.tensors["token_embd.weight"] = GgufTensor("token_embd.weight", "F32", (10, 64), 0, 0)
+    try:
+        spec = gguf_model(Metadata(file))
+        assert spec.layers == 2 and rules_of(spec) and spec.at_context(9).layers == 2
+    except ModelError as error:
+        assert "m.gguf" in str(error)

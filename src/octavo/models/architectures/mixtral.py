@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from octavo.models.architecture import Architecture, TensorRule
-from octavo.models.architectures import decoder, experts
+from octavo.models.architectures import decoder, experts, llama
 from octavo.models.config_reader import ConfigReader
 from octavo.models.metadata import Metadata
 from octavo.models.rope import RopeDefaults
@@ -25,7 +25,7 @@ def hf_spec(config: ConfigReader) -> ModelSpec:
 
 
 def gguf_spec(meta: Metadata) -> ModelSpec:
-    spec = decoder.gguf_decoder(meta, "mixtral")
+    spec = llama.gguf_decoder(meta, "mixtral")
     return experts.with_experts(spec, experts.gguf_moe(meta, spec.intermediate, renormalise=True))
 
 
