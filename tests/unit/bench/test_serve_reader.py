@@ -58,6 +58,14 @@ def test_a_body_that_stops_early_is_not_whole() -> None:
         assert not read([whole[:size]])[0].end()
 
 
+@given(st.sampled_from([b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"]), st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(head: bytes, data: bytes) -> None:
+    try:
+        read([head + data])
+    except BrokenResponse as refused:
+        assert str(refused)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -65,7 +73,9 @@ def test_a_body_that_stops_early_is_not_whole() -> None:
         b"HTTP/1.1 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabcdefgh\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     ],
 )
 def test_what_is_not_http_is_said_to_be_broken(data: bytes) -> None:

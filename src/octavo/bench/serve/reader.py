@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 HEAD_LIMIT = 1 << 16
 _PENDING_LIMIT = 1 << 24
+_HEX = b"0123456789abcdefABCDEF"
 
 
 class BrokenResponse(Exception):
@@ -71,10 +72,10 @@ class Response:
             self._mode = "chunked"
         elif "content-length" in self.headers or self.status in (204, 304):
             self._mode = "length"
-            try:
-                self._left = int(self.headers.get("content-length", "0"))
-            except ValueError:
-                raise BrokenResponse(f"content-length {self.headers['content-length']!r} is no number") from None
+            length = self.headers.get("content-length", "0")
+            if not length.isdecimal():
+                raise BrokenResponse(f"content-length {length!r} is no number")
+            self._left = int(length)
             self.complete = self._left == 0
         else:
             self._mode = "until close"
@@ -83,7 +84,7 @@ class Response:
     def _parse_head(self, head: bytes) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
         parts = first.split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
             raise BrokenResponse(f"{first[:80]!r} is no status line of HTTP/1.1")
         self.status = int(parts[1])
         self.headers = {}
@@ -106,10 +107,10 @@ class Response:
                 if size - at > 1024:
                     raise BrokenResponse(f"{data[at : at + 40]!r} is no length of a chunk")
                 break
-            try:
-                length = int(data[at:line].partition(b";")[0], 16)
-            except ValueError:
-                raise BrokenResponse(f"{data[at:line][:40]!r} is no length of a chunk") from None
+            digits = data[at:line].partition(b";")[0].strip()
+            if not digits or digits.strip(_HEX):
+                raise BrokenResponse(f"{data[at:line][:40]!r} is no length of a chunk")
+            length = int(digits, 16)
             if length == 0:
                 # Trailers end with an empty line; none at all is that line alone.
                 if not data.endswith(b"\r\n\r\n") and data[line : line + 4] != b"\r\n\r\n":
