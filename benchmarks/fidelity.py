@@ -88,11 +88,11 @@ def by_transformers(path: Path, ids: list[int]) -> Reading:
     return joined(parts)
 
 
-def by_octavo(path: Path, ids: list[int]) -> Reading:
+def by_octavo(path: Path, ids: list[int], precision: str = "float32") -> Reading:
     """In steps of one request, as a prompt is computed in chunks."""
     tokens = -(-len(ids) // _STEP) * _STEP
     config = EngineConfig(
-        model=ModelConfig(path=str(path), precision="float32", max_model_len=tokens),
+        model=ModelConfig(path=str(path), precision=precision, max_model_len=tokens),
         kv=KVConfig(size_tokens=tokens),
         scheduler=SchedulerConfig(max_num_seqs=_STEP, max_num_batched_tokens=_STEP),
     )
@@ -122,7 +122,7 @@ def text_ids(path: Path, short: bool) -> list[int]:
 
 
 def compare(path: Path, short: bool) -> dict[str, Any]:
-    """One file: agreement, perplexities, and whether both bars are met."""
+    """One file: agreement, perplexities (the bf16 path's too, which has no bar), and whether both bars are met."""
     ids = text_ids(path, short)
     theirs, ours = by_transformers(path, ids), by_octavo(path, ids)
     clear = theirs.margin > CLEAR
@@ -134,6 +134,7 @@ def compare(path: Path, short: bool) -> dict[str, Any]:
         "differing": differing,
         "perplexity": ours.perplexity,
         "transformers": theirs.perplexity,
+        "bf16": by_octavo(path, ids, "bf16").perplexity,
         "apart": apart,
         "met": differing == 0 and apart < PERPLEXITY,
     }
