@@ -12,8 +12,10 @@ import pytest
 import torch
 import transformers
 
+from tests.support import oracle as oracle_support
 from tests.support.driver import Driver
 from tests.support.executors import Build
+from tests.support.families import FAMILIES
 from tests.support.quantised import (
     Packer,
     awq,
@@ -22,6 +24,7 @@ from tests.support.quantised import (
     gptq,
     packed_ints,
     plain_ints,
+    quantise,
     write_arrays,
     write_quantised,
 )
@@ -77,3 +80,20 @@ def test_bf16_logits_equal_the_rounded_reference(name: str, tmp_path: Path, buil
         for backend in ("cpu", "reference")
     )
     assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("form", ["awq", "fp8"])
+def test_biases_fused_matrices_and_experts_are_quantised_too(
+    family: str, form: str, tmp_path: Path, build: Build, rng: random.Random
+) -> None:
+    packer, config = {"awq": awq(), "fp8": fp8((32, 32))}[form], FORMS[form][1]
+    config = {**config, **({"group_size": 32} if form == "awq" else {"weight_block_size": [32, 32]})}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32}
+    case = FAMILIES[family]["plain"].with_(**(sizes if "moe" in family else dict(list(sizes.items())[:2])))
+    oracle_support.save(oracle_support.build(case, rng.getrandbits(31)), tmp_path / "a")
+    quantise(tmp_path / "a", tmp_path / "packed", tmp_path / "floats", packer, config)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float32)
+    tokens = [rng.randrange(oracle_support.VOCAB) for _ in range(30)]
+    driver = Driver(build(tmp_path / "packed", precision="float32", max_num_seqs=64), rng)
+    assert np.abs(driver.prompt_logits(tokens) - oracle_support.logits(model, tokens)).max() < 1e-4

@@ -7,6 +7,7 @@ stand for. `write_quantised` applies one to every matrix of a tiny model's layer
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from octavo.models.safetensors import read_safetensors
+from octavo.ops.numeric import expand
 from tests.support.tiny import Tiny, TinyModel, file_names, write_hf
 
 Stored = dict[str, np.ndarray]
@@ -179,6 +182,27 @@ def compressed_config(form: str, **weights: Any) -> dict[str, Any]:
         "ignore": ["lm_head"],
         "quantization_status": "compressed",
     }
+
+
+def quantise(folder: Path, packed: Path, floats: Path, packer: Packer, config: dict[str, Any]) -> None:
+    """From a saved model two: its layers' matrices packed, and the floats that those stand for."""
+    rng = np.random.default_rng(0)
+    stored: Stored = {}
+    weights: Stored = {}
+    for tensor in read_safetensors(folder / "model.safetensors").values():
+        values = expand(tensor.type, tensor.shape, tensor.data)
+        small = values.ndim != 2 or min(values.shape) < 32
+        if small or "layers." not in tensor.name or tensor.name.endswith("mlp.gate.weight"):
+            stored[tensor.name] = values
+        else:
+            parts, values = packer(values, rng)
+            stored |= {f"{tensor.name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
+        weights[tensor.name] = values
+    for target, tensors, more in ((packed, stored, {"quantization_config": config}), (floats, weights, {})):
+        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+        write_arrays(target / "model.safetensors", tensors)
+        described = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps({**described, **more}))
 
 
 def write_quantised(
