@@ -28,6 +28,7 @@ def test_prompts_of_ids_have_the_tokens_that_were_asked(tiny: Server) -> None:
     assert one.used_prompt == one.asked_prompt == 9 * 40, report
     assert one.used_output == one.asked_output and one.short == 0, report
     assert one.server_cpu is not None and one.server_cpu > 0
+    assert report.connections <= 3 + report.resent, report
     assert tiny.idle()
 
 

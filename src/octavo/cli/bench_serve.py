@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +84,7 @@ def serve(url: str, **options: Any) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _check_pid(options["server_pid"])
+    _check_folder(options["json"])
     report = measure_server(target, plan, options["server_pid"], bench_progress())
     show(report.text(), report.as_json(), options["json"])
     if report.faults:
@@ -108,6 +110,12 @@ def _check_pid(pid: int | None) -> None:
         raise ConfigError(
             f"--server-pid {pid}: there is no such process on this machine; leave it out for a remote server"
         )
+
+
+def _check_folder(path: str | None) -> None:
+    """Before the run, which may be long."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no such folder; --json result.json would work")
 
 
 @click.command()

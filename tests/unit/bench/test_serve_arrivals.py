@@ -137,6 +137,8 @@ def test_what_the_server_adds_is_taken_off_the_end_of_the_prompt() -> None:
         ({"shape": "trace", "trace": "t", "rate": 1.0, "speed": 2.0}, "exclude each other"),
         ({"shape": "poisson", "rate": 1.0, "prompt_tokens": 8, "shared_tokens": 8}, "--shared-tokens 4 would work"),
         ({"shape": "closed", "api": "chat", "prompts": "ids"}, "--prompts text"),
+        ({"shape": "closed", "api": "chat", "vocab": 9}, "--vocab"),
+        ({"shape": "closed", "extra": {"stream": False}}, "'stream'"),
     ],
 )
 def test_flags_that_cannot_go_together_are_refused(options: dict[str, object], says: str) -> None:

@@ -202,6 +202,7 @@ def test_the_command_writes_a_result_that_two_runs_are_compared_by(tmp_path: Pat
     assert done.returncode in (0, 1) and "GOODPUT" not in done.stderr, done.stderr
     assert ("NOT A RESULT" in done.stdout) == (done.returncode == 1), done.stdout
     result = json.loads(path.read_text())
+    assert [len(one["requests"]) for one in result["repeats"]] == [4] * 3
     assert result["result"] == (done.returncode == 0) and len(result["repeats"]) == 3
     told = bench("compare", str(path), str(path))
     assert "no difference seen" in told.stdout and told.returncode == 0, told
@@ -219,6 +220,7 @@ def test_the_command_writes_a_result_that_two_runs_are_compared_by(tmp_path: Pat
         (["serve", "ftp://x"], "http:// and https:// work"),
         (["serve", "http://127.0.0.1:9", "--extra", "[]"], "--extra"),
         (["serve", "http://127.0.0.1:9", "--server-pid", "4194305"], "--server-pid"),
+        (["serve", "http://127.0.0.1:9", "--json", "/nowhere/a.json"], "--json"),
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "/nowhere/a.json"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

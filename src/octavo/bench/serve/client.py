@@ -21,6 +21,8 @@ from octavo.bench.serve.reader import SSE, BrokenResponse, Response
 from octavo.bench.serve.target import Target
 
 _ERROR_BODY = 1 << 16
+_END_SECONDS = 0.1
+"""A server that ends no response after the end marker is waited for so long, outside of all times."""
 
 
 class _Exchange:
@@ -60,7 +62,8 @@ class _Exchange:
 
     def fail(self, kind: str, detail: str) -> None:
         if not self.over.done():
-            self.answer.fail(kind, detail)
+            if not self.answer.done:
+                self.answer.fail(kind, detail)
             self._finish()
 
     def _finish(self) -> None:
@@ -75,11 +78,10 @@ class _Exchange:
                 self.body += part
             return
         for data in self._sse.feed(part):
-            if self.over.done():
+            if self.over.done() or self.answer.done:
                 return
             if data == b"[DONE]":
-                self.answer.done = True
-                self._finish()
+                self._marked()
             else:
                 self._on_event(decode_event(data))
 
@@ -104,6 +106,12 @@ class _Exchange:
                     return
             if choice.finish_reason:
                 answer.finish = choice.finish_reason
+
+    def _marked(self) -> None:
+        """The end marker came; the response's end follows, and frees the connection for the next request."""
+        self.answer.done = True
+        self.answer.ended = self._now
+        self.over.get_loop().call_later(_END_SECONDS, self._finish)
 
     def _whole(self) -> None:
         """The response is whole: whether that makes the answer whole."""

@@ -74,6 +74,8 @@ class Metrics:
     late: int
     latest: float
     others: float
+    requests: tuple[dict[str, Any], ...]
+    """A row a request, in the order of answers or of arrivals; its due is seconds from the start."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -142,7 +144,21 @@ def measure(load: Load, plan: Plan) -> Metrics:
         late=len(late),
         latest=max(late, default=0.0) * 1e3,
         others=load.others,
+        requests=tuple(_row(answer, load.began) for answer in answers),
     )
+
+
+def _row(answer: Answer, began: float) -> dict[str, Any]:
+    times = {"ttft": answer.ttft, "tpot": answer.tpot, "e2e": answer.e2e, "longest_gap": answer.longest_gap}
+    return {
+        "due_s": answer.due - began,
+        **{f"{name}_ms": None if value is None else 1e3 * value for name, value in times.items()},
+        "prompt": answer.prompt_tokens,
+        "cached": answer.cached_tokens,
+        "output": answer.tokens,
+        "events": len(answer.times),
+        "failure": answer.failure,
+    }
 
 
 def meets(answer: Answer, levels: Levels) -> bool:

@@ -132,6 +132,9 @@ _OWN: dict[str, tuple[str, ...]] = {
 """Flags that belong to some shapes only."""
 
 
+_RESERVED = frozenset({"model", "prompt", "messages", "max_tokens", "stream", "stream_options", "temperature"})
+
+
 def make_plan(options: dict[str, Any]) -> Plan:
     """From the command's flags, None where one was not given. Raises ConfigError."""
     shape: Shape = options["shape"]
@@ -157,6 +160,12 @@ def make_plan(options: dict[str, Any]) -> Plan:
         )
     if given.get("api") == "chat" and given.get("prompts") == "ids":
         raise ConfigError("--prompts ids is not possible with --api chat; --prompts text works")
+    if "vocab" in given and (given.get("api") == "chat" or given.get("prompts") == "text"):
+        raise ConfigError("--vocab is for prompts of token ids, and these are text; leave it out")
+    if own := sorted(_RESERVED & set(given.get("extra", ()))):
+        raise ConfigError(
+            f"--extra may not hold {own[0]!r}, which is set by flags of its own; '{{\"top_p\": 0.9}}' would work"
+        )
     trace = TraceUse(
         path=given.get("trace", ""),
         factor=given.get("length_factor", 1.0),
