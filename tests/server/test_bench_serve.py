@@ -62,3 +62,4 @@ def test_a_request_that_the_server_refuses_is_a_failure_with_its_reason(tiny: Se
     one = report.repeats[0]
     assert one.errors == {"http 400": 2} and one.failed == 2
     assert "no answer was complete" in "\n".join(report.faults)
+    assert "1 of 1 requests of the warm-up failed: http 400" in "\n".join(report.text())

@@ -31,7 +31,9 @@ class OddServer:
         self.headers: list[str] = []
         """Heads of all requests."""
         self.connections = 0
+        self.most_at_once = 0
         self._hold = hold
+        self._now = 0
         self._waiting = 0
         self._tls = tls
         self._ready = threading.Event()
@@ -86,7 +88,12 @@ class OddServer:
         if body["max_tokens"] > 2:
             behaviour = self.behaviours[len(self.bodies) % len(self.behaviours)]
             self.bodies.append(body)
-        return await getattr(self, f"_{behaviour.replace(' ', '_')}")(writer, body)
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            return bool(await getattr(self, f"_{behaviour.replace(' ', '_')}")(writer, body))
+        finally:
+            self._now -= 1
 
     # --- behaviours: True where the connection goes on ------------------------------------------------
 

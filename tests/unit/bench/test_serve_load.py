@@ -92,6 +92,12 @@ def test_an_open_loop_is_never_delayed_by_answers_that_do_not_come() -> None:
     assert server.connections >= 20
 
 
+def test_a_closed_loop_has_as_many_requests_at_once_as_users() -> None:
+    with OddServer(["held"], hold=4) as server:
+        report = run(server, users=4, requests=24, timeout_s=60)
+    assert report.repeats[0].complete == 24 and server.most_at_once == 4
+
+
 def test_a_server_that_merges_tokens_is_told_and_tpot_counts_tokens() -> None:
     with OddServer(["merged"]) as server:
         report = run(server)

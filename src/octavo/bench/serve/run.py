@@ -63,8 +63,7 @@ async def _measure(
         dialect = await probe(client, plan.ask)
         if plan.warm_up:
             progress("warming up")
-            warm = replace(plan, shape="closed", requests=plan.warm_up, seconds=None)
-            await run_load(client, warm, Bodies(plan.ask, dialect, f"{plan.seed}/warm"), None, plan.seed, None)
+            notes += await _warm_up(client, plan, Bodies(plan.ask, dialect, f"{plan.seed}/warm"), traced)
         for repeat in range(plan.repeats):
             progress(f"repeat {repeat + 1} of {plan.repeats}")
             seed = plan.seed + repeat * _STRIDE
@@ -72,3 +71,16 @@ async def _measure(
             bodies = Bodies(plan.ask, dialect, str(seed))
             found.append(measure(await run_load(client, plan, bodies, arrivals, seed, server_pid), plan))
     return Report(target.url, plan, dialect, tuple(found), notes, describe(), client.opened, client.resent)
+
+
+async def _warm_up(client: Client, plan: Plan, bodies: Bodies, traced: Sequence[Arrival] | None) -> tuple[str, ...]:
+    """Requests like the measured ones, with tokens of their own; a note where some of them failed."""
+    first = None if traced is None else [Arrival(0.0, one.blocks, one.output) for one in traced[: plan.warm_up]]
+    few = replace(plan, requests=plan.warm_up, seconds=None)
+    load = await run_load(client, few, bodies, first, plan.seed, None)
+    failed = [answer for answer in load.answers if answer.failure]
+    if not failed:
+        return ()
+    return (
+        f"{len(failed)} of {len(load.answers)} requests of the warm-up failed: {failed[0].failure}: {failed[0].detail}",
+    )
