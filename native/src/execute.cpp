@@ -327,8 +327,8 @@ struct Program::Step {
     a.dst_q = d.data;
     if (op.index >= 0) {
       const RopeTables& rope = p.ropes_[(size_t)op.index];
-      a.cos = rope.cos.data();
-      a.sin = rope.sin.data();
+      a.cos = rope.cos;
+      a.sin = rope.sin;
       a.rotary = (int32_t)rope.half * 2;
     }
     a.seqs = runs.data();

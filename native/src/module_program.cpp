@@ -159,7 +159,8 @@ struct PyProgram {
       if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
         throw std::invalid_argument("cos and sin of a rotary table must have the same shape");
       }
-      ropes.push_back({(int64_t)cos.shape(0), (int64_t)cos.shape(1), copy(cos), copy(sin)});
+      ropes.push_back({(int64_t)cos.shape(0), (int64_t)cos.shape(1), cos.data(), sin.data(),
+                       std::make_shared<std::pair<Floats2, Floats2>>(cos, sin)});
     }
     const Limits limits{threads, max_rows, max_logit_rows, max_positions, f32, naive};
     for (const auto& pool : pools) {

@@ -23,10 +23,12 @@ struct Limits {
   bool f32, naive;
 };
 
-// Rotation tables, float [positions, half], copied in.
+// Rotation tables, float [positions, half], in memory that `owner` keeps alive: long contexts make them large.
 struct RopeTables {
   int64_t positions = 0, half = 0;
-  std::vector<float> cos, sin;
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::shared_ptr<const void> owner;
 };
 
 // A packed matrix, or a float vector (kF32, n = 1: k floats in a row), in memory that `owner` keeps alive.

@@ -141,7 +141,7 @@ class Program:
         pools: Sequence[KVPool],
         ropes: Sequence[tuple[Any, Any]],
     ) -> None:
-        """ropes: (cos, sin) of each rotary table, float32 [max_positions, rotary / 2]."""
+        """ropes: (cos, sin) of each rotary table, float32 [max_positions, rotary / 2]; not copied, must not change."""
     # recording
     def embed(self, weight: Weight, scale: float = 1.0) -> int: ...
     def input(self, columns: int, bf16: bool) -> int:
