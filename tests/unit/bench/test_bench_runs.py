@@ -49,7 +49,7 @@ def test_an_ablation_compares_outputs_and_reports_its_interval(config: EngineCon
 
 
 def test_an_ablation_whose_outputs_must_agree_says_so_where_they_differ(config: EngineConfig, tmp_path: Path) -> None:
-    stranger = write_hf(tmp_path / "model", Tiny(max_context=2048, seed=1)).path
+    stranger = write_hf(tmp_path / "model", Tiny(max_context=2048, tied=False, seed=1)).path
     other = replace(config, model=replace(config.model, path=str(stranger)))
     pair = Pair(
         "two models",

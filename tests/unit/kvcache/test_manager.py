@@ -41,7 +41,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Flying:
-    """A step in flight: what it may touch, per group and block of the request."""
+    """A step in flight: what it sees, per group and block of the request."""
 
     step: int
     holder: Holder
@@ -101,12 +101,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if upto == holder.submitted:
             return
         self.manager.advance(holder.seq, upto)
+        tables = []
         for group, table in zip(self.manager.groups, holder.seq.tables, strict=True):
-            first = 0 if group.window is None else max(0, holder.submitted - group.window + 1)
-            assert table.left <= first // SIZE, "a block that this step sees was left behind"
+            first = 0 if group.window is None else max(0, holder.submitted - group.window + 1) // SIZE
+            assert table.left <= first, "a block that this step sees was left behind"
+            tables.append({index: table.block(index) for index in range(first, holder.seq.handed)})
         holder.submitted = upto
         holder.seq.last_step = self.step
-        tables = [dict(enumerate(table.blocks, table.left)) for table in holder.seq.tables]
         self.flight.append(Flying(self.step, holder, tables, upto))
         self.step += 1
 
