@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.keys import KeyChain, KeyContext, block_key, pack_tokens, root_key
@@ -115,17 +115,52 @@ class NoPrefixCache:
         return 0
 
 
-class KeyedPrefixCache:
-    """Entries by key, and the idle ones in the order in which they went idle."""
+E = TypeVar("E", Entry, WindowEntry)
+
+
+class _Kept(Generic[E]):
+    """Entries by key and by block, and the idle ones in the order in which they went idle."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._entries: dict[bytes, Entry] = {}
-        self._by_block: dict[int, Entry] = {}
-        self._idle: OrderedDict[int, Entry] = OrderedDict()
+        self._entries: dict[bytes, E] = {}
+        self._by_block: dict[int, E] = {}
+        self._idle: OrderedDict[int, E] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def pin(self, entries: Sequence[AnyEntry]) -> None:
+        for entry in entries:
+            self._pool.share(entry.block)
+            self._idle.pop(entry.block, None)
+
+    def released(self, block: int) -> None:
+        if self._pool.is_idle(block):
+            self._idle[block] = self._by_block[block]
+
+    def _keep(self, entry: E) -> None:
+        self._entries[entry.key] = entry
+        self._by_block[entry.block] = entry
+        self._pool.hold(entry.block)
+
+    def _drop(self, entry: E) -> None:
+        del self._entries[entry.key]
+        del self._by_block[entry.block]
+        self._idle.pop(entry.block, None)
+        self._pool.unhold(entry.block)
+
+    def _blocks(self) -> set[int]:
+        """Blocks that are held, with what both kinds of entries must fulfil."""
+        for entry in self._entries.values():
+            assert self._by_block[entry.block] is entry
+            assert (entry.block in self._idle) == self._pool.is_idle(entry.block), "the idle list is wrong"
+        assert len(self._by_block) == len(self._entries) and len(self._idle) == self._pool.idle
+        return set(self._by_block)
+
+
+class KeyedPrefixCache(_Kept[Entry]):
+    """A forest: every entry's parent is in the cache."""
 
     def match(self, chain: KeyChain, tokens: Sequence[int]) -> list[Entry]:
         found: list[Entry] = []
@@ -143,11 +178,6 @@ class KeyedPrefixCache:
             parent = entry
         return found
 
-    def pin(self, entries: Sequence[AnyEntry]) -> None:
-        for entry in entries:
-            self._pool.share(entry.block)
-            self._idle.pop(entry.block, None)
-
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
         assert not isinstance(parent, WindowEntry)
         if isinstance(parent, Entry) and not parent.alive:
@@ -157,16 +187,10 @@ class KeyedPrefixCache:
         if known is not None:
             return known if known.parent == parent and known.packed == packed else None
         entry = Entry(key, block, packed, parent)
-        self._entries[key] = entry
-        self._by_block[block] = entry
         if isinstance(parent, Entry):
             parent.children[key] = entry
-        self._pool.hold(block)
+        self._keep(entry)
         return entry
-
-    def released(self, block: int) -> None:
-        if self._pool.is_idle(block):
-            self._idle[block] = self._by_block[block]
 
     def evict(self) -> None:
         entry = next(iter(self._idle.values()))
@@ -187,38 +211,24 @@ class KeyedPrefixCache:
             stack.extend(entry.children.values())
             entry.children.clear()
             entry.alive = False
-            del self._entries[entry.key]
-            del self._by_block[entry.block]
-            self._idle.pop(entry.block, None)
-            self._pool.unhold(entry.block)
+            self._drop(entry)
 
     def held(self) -> set[int]:
         for key, entry in self._entries.items():
             parent = entry.parent
             above = parent.key if isinstance(parent, Entry) else root_key(parent)
             assert key == entry.key == block_key(above, entry.packed), "an entry's key does not name its content"
-            assert entry.alive and self._by_block[entry.block] is entry
+            assert entry.alive
             if isinstance(parent, Entry):
                 assert self._entries.get(parent.key) is parent and parent.children[key] is entry, (
                     "an entry is an orphan"
                 )
             assert all(self._entries[child] is below for child, below in entry.children.items())
-            assert (entry.block in self._idle) == self._pool.is_idle(entry.block), "the idle list is wrong"
-        assert len(self._by_block) == len(self._entries) and len(self._idle) == self._pool.idle
-        return set(self._by_block)
+        return self._blocks()
 
 
-class WindowPrefixCache:
-    """Entries by key without a forest: a hit needs the last window of a prefix, not its beginning."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-        self._entries: dict[bytes, WindowEntry] = {}
-        self._by_block: dict[int, WindowEntry] = {}
-        self._idle: OrderedDict[int, WindowEntry] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
+class WindowPrefixCache(_Kept[WindowEntry]):
+    """Entries without a forest: a hit needs the last window of a prefix, not its beginning."""
 
     def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
         if not self._entries:
@@ -237,11 +247,6 @@ class WindowPrefixCache:
             above = key
         return found
 
-    def pin(self, entries: Sequence[AnyEntry]) -> None:
-        for entry in entries:
-            self._pool.share(entry.block)
-            self._idle.pop(entry.block, None)
-
     def commit(self, parent: Parent, key: bytes, tokens: Sequence[int], block: int) -> Parent | None:
         above = parent.key if isinstance(parent, (Entry, WindowEntry)) else root_key(parent)
         packed = pack_tokens(tokens)
@@ -249,28 +254,16 @@ class WindowPrefixCache:
         if known is not None:
             return known if known.above == above and known.packed == packed else None
         entry = WindowEntry(key, block, packed, above)
-        self._entries[key] = entry
-        self._by_block[block] = entry
-        self._pool.hold(block)
+        self._keep(entry)
         return entry
 
-    def released(self, block: int) -> None:
-        if self._pool.is_idle(block):
-            self._idle[block] = self._by_block[block]
-
     def evict(self) -> None:
-        block, entry = self._idle.popitem(last=False)
-        del self._entries[entry.key]
-        del self._by_block[block]
-        self._pool.unhold(block)
+        self._drop(next(iter(self._idle.values())))
 
     def held(self) -> set[int]:
         for key, entry in self._entries.items():
             assert key == entry.key == block_key(entry.above, entry.packed), "an entry's key does not name its content"
-            assert self._by_block[entry.block] is entry
-            assert (entry.block in self._idle) == self._pool.is_idle(entry.block), "the idle list is wrong"
-        assert len(self._by_block) == len(self._entries) and len(self._idle) == self._pool.idle
-        return set(self._by_block)
+        return self._blocks()
 
 
 def make_prefix_cache(enabled: bool, pool: BlockPool, windowed: bool = False) -> PrefixCache:
