@@ -1,7 +1,9 @@
 """The tokeniser of a model directory: tokenizer.json, or tokenizer.model where there is none.
 
 Control tokens, BOS rules and templates stand beside it, in tokenizer_config.json and files of their own. A way of
-decoding that cannot be streamed token by token is refused. Owns nothing; read once. Off switch: none.
+decoding that cannot be streamed token by token is refused. Randomness that a file asks for while a model is trained
+(the dropout of BPE's merges, Unigram's sampling) is set off: a text always has the same ids. Owns nothing; read once.
+Off switch: none.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from octavo.models.sentencepiece import SPACE
 from octavo.models.spec import ModelError
 from octavo.models.store import cache_dir
 from octavo.models.tokenizer import TokenizerParts, share_plain
+
+_RANDOM = ("dropout", "alpha", "nbest_size")
+"""Attributes of the vocabularies that make ids random."""
 
 
 def read_parts(folder: Path) -> TokenizerParts:
@@ -77,6 +82,9 @@ def _json_backend(path: Path, rows: int | None) -> Backend:
         raise ModelError(f"{path} is damaged: {error}") from error
     backend.no_truncation()
     backend.no_padding()
+    for setting in _RANDOM:
+        if getattr(backend.model, setting, None) is not None:
+            setattr(backend.model, setting, None)
     return backend
 
 

@@ -188,3 +188,14 @@ def test_damaged_files_end_in_one_sentence(trained: Trained, tmp_path_factory: A
         assert "tokenizer.model" in str(error)
     finally:
         shutil.rmtree(folder)
+
+
+def test_dropout_of_merges_that_a_file_asks_for_is_set_off(tmp_path: Path) -> None:
+    content = tokenizer_json()
+    text = "the rivers and the mountains of the north " * 8
+    path = write_hf(tmp_path / "m", Tiny()).path
+    expected = load_tokenizer(path).encode(text, parse_special=True)
+    (path / "tokenizer.json").write_text(json.dumps(content | {"model": content["model"] | {"dropout": 0.5}}))
+    tokenizer = load_tokenizer(path)
+    assert [tokenizer.encode(text, parse_special=True) for _ in range(5)] == [expected] * 5
+    assert [tokenizer.encode(text) for _ in range(5)] == [expected] * 5
