@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ import octavo
 from octavo.config import ConfigError
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.server.templates import ChatTemplate, ChatTemplateError, TemplateLimits, normalise
-from octavo.server.text import load_text
+from octavo.server.text import ModelText, load_text
 from tests.support.tiny import CHAT_TEMPLATE, write_hf
 
 Make = Callable[..., ChatTemplate]
@@ -373,3 +374,20 @@ def test_a_template_is_chosen_by_file_or_name(tmp_path: Path) -> None:
         side.close()
     with pytest.raises(ConfigError, match=r"--chat-template 'missing\.jinja' .*rag, default.*\.jinja"):
         load_text(tokenizer, "missing.jinja")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{% for %}", "chats will be refused: the chat template cannot be compiled"),
+        ("{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}", "took longer than 0.2 s"),
+        ("{{ raise_exception('never') }}", "a trial of one message was: .*never"),
+        ("{{ messages[0].content }}", None),
+    ],
+)
+def test_at_start_a_template_that_cannot_work_is_told(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, told: str | None
+) -> None:
+    limits = TemplateLimits(seconds=0.2 if told and "longer" in told else 2.0)
+    ModelText(load_tokenizer(write_hf(tmp_path / "m").path), make(source, limits=limits)).check()
+    assert re.search(told, caplog.text) if told else not caplog.text

@@ -94,7 +94,7 @@ def _template(tokenizer: Tokenizer) -> str:
         return "none: chats are refused, completions work"
     template = ChatTemplate.of(tokenizer)
     try:
-        template.render([{"role": "user", "content": "Hello"}])
+        template.try_out()
     except ChatTemplateError as error:
         return f"broken: {error}"
     finally:

@@ -87,6 +87,10 @@ class ChatTemplate:
         with self._lock:
             self._ready()
 
+    def try_out(self) -> None:
+        """Renders a chat of one message; raises what stops it."""
+        self.render([{"role": "user", "content": "Hello"}])
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

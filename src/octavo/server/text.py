@@ -34,11 +34,17 @@ class ModelText:
 
     def check(self) -> None:
         """Waits until chats can be rendered; a template that cannot work is told in the log and to callers."""
-        if self._template is not None:
-            try:
-                self._template.check()
-            except ChatTemplateError as error:
-                logger.warning("chats will be refused: %s", error)
+        if self._template is None:
+            return
+        try:
+            self._template.check()
+        except ChatTemplateError as error:
+            logger.warning("chats will be refused: %s", error)
+            return
+        try:
+            self._template.try_out()
+        except ChatTemplateError as error:
+            logger.warning("chats may be refused, a trial of one message was: %s", error)
 
     def prompt(self, text: str) -> list[int]:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
