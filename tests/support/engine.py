@@ -102,7 +102,7 @@ class Rig:
         self.core.validate()
         for group in self.core.kv.groups:
             assert group.pool.used == 0
-            assert group.pool.available == group.pool.total and group.owed == 0
+            assert group.pool.available == group.pool.total and group.claimed == 0
         assert not self.core.kv.has_parked
 
     def _poison(self) -> None:

@@ -1,10 +1,12 @@
 """One group of layers: its pool, its prefix cache, and what it has promised.
 
-A request is promised blocks when it is admitted and whenever it grows; it gets them when a step needs them. `owed`
-counts promised blocks that nobody holds yet; the pool always has that many to hand out, so a promise never fails.
+A request claims the blocks that it may hold at once, when it is admitted and whenever it grows; it gets them when a
+step needs them. A claim is always kept: `available` is what can still be claimed.
 
-A window group serves layers that see the last `window` positions. A request leaves the blocks that lie behind, so it
-never holds more than `most` at once, and is never promised more: long texts cost what short ones do.
+A full group counts claims that nobody holds yet; a block that requests share is claimed by nobody twice, for it stays
+shared until they leave. A window group (`WindowGroup`) serves layers that see the last `window` positions. A request
+leaves the blocks that lie behind, so it never holds more than `most` at once and never claims more: long texts cost
+what short ones do. There a shared block is claimed by each of its readers, for each goes on to blocks of its own.
 Off: a model without windows has full groups alone.
 """
 
@@ -30,51 +32,108 @@ class Window:
 
 
 class Group:
-    """See the module."""
+    """Layers that see the whole context."""
 
-    __slots__ = ("_most", "cache", "owed", "pool", "window")
+    __slots__ = ("cache", "claimed", "pool", "window")
 
     def __init__(self, total: int, prefix_cache: bool, window: Window | None = None) -> None:
         self.pool = BlockPool(total)
         self.cache: PrefixCache = make_prefix_cache(prefix_cache, self.pool, windowed=window is not None)
-        self.owed = 0
-        self.window = None if window is None else window.tokens
-        self._most = _UNBOUNDED if window is None else window.most
+        self.claimed = 0
+        """Blocks that requests have claimed and do not hold yet."""
+        self.window: int | None = None if window is None else window.tokens
 
     @property
     def available(self) -> int:
-        """Blocks that can still be promised."""
-        return self.pool.available - self.owed
+        """Blocks that can still be claimed."""
+        return self.pool.available - self.claimed
 
     @property
     def capacity_blocks(self) -> int:
         """Blocks of positions that one request alone can have."""
-        return self.pool.total if self.pool.total < self._most else _UNBOUNDED
+        return self.pool.total
 
     def claim(self, live: int) -> int:
         """Blocks that a request with `live` blocks of positions not left behind needs at once."""
-        return live if live < self._most else self._most
+        return live
+
+    def opened(self, held: int) -> None:
+        """A request begins with `held` cached blocks."""
 
     def promise(self, count: int) -> None:
-        """`count` more blocks are owed (or fewer)."""
-        self.owed += count
+        """A request claims `count` blocks more."""
+        self.claimed += count
+
+    def closed(self, claim: int, held: int) -> None:
+        """A request leaves its claim; its `held` blocks follow by `release`, at once or when a step has retired."""
+        self.claimed -= claim - held
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Hands out promised blocks."""
-        pool = self.pool
-        while pool.free < count:
-            self.cache.evict()
-        self.owed -= count
-        assert self.owed >= 0, "a request holds more blocks of a window than were planned for"
-        return tuple([pool.allocate() for _ in range(count)])
-
-    def hidden(self, computed: int, block_size: int) -> int:
-        """Leading blocks that no position from `computed` on sees."""
-        assert self.window is not None
-        return max(0, computed - self.window + 1) // block_size
+        """Hands out claimed blocks."""
+        self.claimed -= count
+        return self._allocate(count)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One reader less for each; from the end, so that children go idle before their parents."""
         for block in reversed(blocks):
             self.pool.release(block)
             self.cache.released(block)
+
+    def released_late(self, blocks: Sequence[int]) -> None:
+        """`release` of what a closed request has left."""
+        self.release(blocks)
+
+    def expected(self, claim: int, held: int) -> int:
+        """What a request adds to `claimed`; for checks."""
+        return claim - held
+
+    def _allocate(self, count: int) -> tuple[int, ...]:
+        pool = self.pool
+        while pool.free < count:
+            self.cache.evict()
+        return tuple([pool.allocate() for _ in range(count)])
+
+
+class WindowGroup(Group):
+    """Layers that see the last positions alone. `claimed` counts whole claims, and blocks that are still parked."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, total: int, prefix_cache: bool, window: Window) -> None:
+        super().__init__(total, prefix_cache, window)
+        self._most = window.most
+
+    @property
+    def available(self) -> int:
+        return self.pool.total - self.claimed
+
+    @property
+    def capacity_blocks(self) -> int:
+        return self.pool.total if self.pool.total < self._most else _UNBOUNDED
+
+    def claim(self, live: int) -> int:
+        return live if live < self._most else self._most
+
+    def opened(self, held: int) -> None:
+        self.claimed += held
+
+    def take(self, count: int) -> tuple[int, ...]:
+        return self._allocate(count)
+
+    def released_late(self, blocks: Sequence[int]) -> None:
+        self.claimed -= len(blocks)
+        self.release(blocks)
+
+    def expected(self, claim: int, held: int) -> int:
+        assert held <= claim, "a request holds more blocks of a window than were planned for"
+        return claim
+
+    def hidden(self, computed: int, block_size: int) -> int:
+        """Leading blocks that no position from `computed` on sees."""
+        assert self.window is not None
+        return max(0, computed - self.window + 1) // block_size
+
+
+def make_group(total: int, prefix_cache: bool, window: Window | None) -> Group:
+    """The group that a model's layers need."""
+    return Group(total, prefix_cache) if window is None else WindowGroup(total, prefix_cache, window)

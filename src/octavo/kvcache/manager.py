@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from octavo.config import KVConfig, most_live
 from octavo.kvcache.block_table import SequenceKV
-from octavo.kvcache.group import Group, Window
+from octavo.kvcache.group import Group, Window, WindowGroup, make_group
 from octavo.kvcache.keys import KeyContext
 from octavo.types import KVGroupSpec, ModelInfo
 
@@ -41,7 +41,7 @@ class KVManager:
         self.block_size = block_size
         self.groups = list(groups)
         self.no_blocks: NewBlocks = ((),) * len(groups)
-        self._windows = [(number, group) for number, group in enumerate(self.groups) if group.window is not None]
+        self._windows = [(number, group) for number, group in enumerate(self.groups) if isinstance(group, WindowGroup)]
         self._identity = identity
         self._open: dict[int, SequenceKV] = {}
         self._parked: dict[int, list[list[list[int]]]] = {}
@@ -125,14 +125,15 @@ class KVManager:
             if count > 0:
                 claim = group.claim(seq.num_blocks - table.left)
                 group.release(table.leave(count))
-                group.promise(group.claim(seq.num_blocks - table.left) - claim + count)
+                group.promise(group.claim(seq.num_blocks - table.left) - claim)
 
     def release(self, seq: SequenceKV) -> None:
         """The request leaves all its blocks; harmless when it has none."""
         if not seq.num_blocks:
             return
         blocks = [table.blocks for table in seq.tables]
-        self._forget_promises(seq)
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            group.closed(group.claim(seq.num_blocks - table.left), len(table.blocks))
         if seq.last_step > self._retired:
             self._parked.setdefault(seq.last_step, []).append(blocks)
         else:
@@ -153,18 +154,20 @@ class KVManager:
         """Asserts that pools, caches, tables, promises and parked blocks agree."""
         for number, group in enumerate(self.groups):
             readers: Counter[int] = Counter()
-            owed = 0
+            claimed = 0
             for seq in self._open.values():
                 table = seq.tables[number]
                 assert seq.capacity == seq.num_blocks * self.block_size
                 assert table.left + len(table.blocks) == seq.handed <= seq.num_blocks
                 assert len(set(table.blocks)) == len(table.blocks), "a block stands twice in one table"
                 readers.update(table.blocks)
-                owed += group.claim(seq.num_blocks - table.left) - len(table.blocks)
+                claimed += group.expected(group.claim(seq.num_blocks - table.left), len(table.blocks))
             for parked in self._parked.values():
                 for tables in parked:
                     readers.update(tables[number])
-            assert group.owed == owed and group.available >= 0, f"{group.owed} blocks are promised, tables say {owed}"
+                    claimed += group.expected(len(tables[number]), len(tables[number]))
+            assert group.claimed == claimed, f"{group.claimed} blocks are claimed, tables say {claimed}"
+            assert group.available >= 0, f"{-group.available} more blocks are claimed than there are"
             group.pool.validate(readers, group.cache.held())
 
     def _fits(self, seq: SequenceKV, want: int, growth: Growth | None) -> bool:
@@ -191,6 +194,7 @@ class KVManager:
             table.left = first_seen(count, group.window, self.block_size)
             run = [entry for entry in entries[table.left : count] if entry is not None]
             group.cache.pin(run)
+            group.opened(len(run))
             table.blocks = [entry.block for entry in run]
             table.tail = run[-1]
         seq.matched = seq.capacity = count * self.block_size
@@ -205,11 +209,7 @@ class KVManager:
 
     def _release(self, tables: Sequence[Sequence[int]]) -> None:
         for group, blocks in zip(self.groups, tables, strict=True):
-            group.release(blocks)
-
-    def _forget_promises(self, seq: SequenceKV) -> None:
-        for group, table in zip(self.groups, seq.tables, strict=True):
-            group.promise(len(table.blocks) - group.claim(seq.num_blocks - table.left))
+            group.released_late(blocks)
 
     def _reset(self, seq: SequenceKV) -> None:
         for table in seq.tables:
@@ -255,7 +255,7 @@ def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_
     size = block_tokens(config, max_model_len)
     identity = KeyContext(info.weights_id, info.numerics_id, size)
     groups = [
-        Group(total, config.prefix_cache, _window(spec, lead, size))
+        make_group(total, config.prefix_cache, _window(spec, lead, size))
         for total, spec in zip(num_blocks, info.kv_groups, strict=True)
     ]
     return KVManager(groups, size, identity)

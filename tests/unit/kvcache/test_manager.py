@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from octavo.config import KVConfig, most_live
 from octavo.kvcache.block_table import SequenceKV
-from octavo.kvcache.group import Group, Window
+from octavo.kvcache.group import Group, Window, WindowGroup
 from octavo.kvcache.keys import KeyContext
 from octavo.kvcache.manager import KVManager, block_tokens, make_kv
 from tests.support.ledger import ledger_info
@@ -26,7 +26,7 @@ LEAD = 24
 
 def _manager(total: int = 8, groups: int = 1, prefix_cache: bool = True, windows: tuple[int, ...] = ()) -> KVManager:
     full = [Group(total, prefix_cache) for _ in range(groups)]
-    some = [Group(total, prefix_cache, Window(window, most_live(window, LEAD, SIZE))) for window in windows]
+    some = [WindowGroup(total, prefix_cache, Window(window, most_live(window, LEAD, SIZE))) for window in windows]
     return KVManager([*full, *some], SIZE, KeyContext("w", "n", SIZE))
 
 
@@ -155,6 +155,14 @@ class WindowMachine(ManagerMachine):
     total = 12
 
 
+class TightWindowMachine(ManagerMachine):
+    """One request's claim fills the pool, and prompts share what lies before the window."""
+
+    groups = 0
+    windows = (9,)
+    total = most_live(9, LEAD, SIZE)
+
+
 class MixedMachine(ManagerMachine):
     windows = (3, 8)
     total = 14
@@ -163,10 +171,12 @@ class MixedMachine(ManagerMachine):
 ManagerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TwoGroupsMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 WindowMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TightWindowMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 MixedMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 TestManager = ManagerMachine.TestCase
 TestTwoGroups = TwoGroupsMachine.TestCase
 TestWindow = WindowMachine.TestCase
+TestTightWindow = TightWindowMachine.TestCase
 TestMixed = MixedMachine.TestCase
 
 
@@ -277,12 +287,35 @@ def test_window_layers_hold_a_window_however_long_the_text() -> None:
 
 def test_a_window_pool_of_one_claim_serves_any_length() -> None:
     most = most_live(8, LEAD, SIZE)
-    manager = KVManager([Group(50, True), Group(most, True, Window(8, most))], SIZE, KeyContext("w", "n", SIZE))
+    manager = KVManager([Group(50, True), WindowGroup(most, True, Window(8, most))], SIZE, KeyContext("w", "n", SIZE))
     assert manager.capacity_tokens == 50 * SIZE
     for _ in range(2):
         seq, _ = _run(manager, list(range(190)), chunk=LEAD)
         manager.release(seq)
     assert manager.groups[1].available == most
+
+
+def test_readers_of_one_window_each_go_on_to_blocks_of_their_own() -> None:
+    """Four requests share a window's blocks; what each leaves behind the others still read."""
+    most = most_live(8, 4, SIZE)
+    manager = KVManager([WindowGroup(3 * most, True, Window(8, most))], SIZE, KeyContext("w", "n", SIZE))
+    tokens = list(range(200))
+    manager.release(_run(manager, tokens[:48], chunk=4)[0])
+    open_now = []
+    while (seq := _promised(manager, tokens[:48] + [len(open_now)] * 40)) is not None:
+        open_now.append(seq)
+    assert len(open_now) == 3, "each claims blocks of its own, shared though the first ones are"
+    for number, seq in enumerate(open_now):
+        whole = tokens[:48] + [number] * 40
+        for done in range(52, 89, 4):
+            manager.advance(seq, done)
+            manager.commit(seq, whole, done)
+            manager.slide(seq, done)
+            manager.validate()
+    for seq in open_now:
+        manager.release(seq)
+    manager.validate()
+    assert manager.available == 3 * most
 
 
 def test_a_prefix_hit_needs_the_last_window_alone() -> None:
