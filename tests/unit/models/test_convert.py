@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.convert.plan import check_type
 from octavo.models.convert.run import Result, convert
 from octavo.models.convert.settings import differences
+from octavo.models.convert.words import unreadable
 from octavo.models.registry import architecture_of
 from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
@@ -182,7 +184,7 @@ def test_factors_of_rotary_frequencies_come_along(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "a.gguf", extra={"rope_freqs.weight": factors})
     made(model.path, tmp_path / "b.gguf", "F16")
     same_model(model.path, tmp_path / "b.gguf")
-    with pytest.raises(ModelError, match="no words for its ropes"):
+    with pytest.raises(ModelError, match=r"no words for the rotary embedding.*--to gguf"):
         made(model.path, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
@@ -254,10 +256,51 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"a", "cache"}
 
 
-def test_windows_that_gguf_cannot_say_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "name", "word"),
+    [
+        ("mistral", "window 8", "windows"),
+        ("qwen2", "window 8", "windows"),
+        ("mixtral", "window 8", "windows"),
+        ("qwen2_moe", "some dense", "dense layers"),
+        ("smollm3", "layers named", "layers without rotation"),
+        ("llama", "dynamic", "dynamic scaling"),
+        ("gemma2", "no caps", "attn_logit_softcapping"),
+        ("olmo3", "layers named", "sliding_window|olmo3"),
+    ],
+)
+def test_what_gguf_cannot_say_is_refused_in_the_sources_words(
+    tmp_path: Path, family: str, name: str, word: str
+) -> None:
     source = tmp_path / "a"
-    save_case(FAMILIES["mistral"]["window 8"], source)
-    with pytest.raises(ModelError, match="no words for this mistral"):
+    save_case(FAMILIES[family][name], source)
+    with pytest.raises(ModelError, match=f"GGUF files have no words for the .*({word}).* of {source}; .*safetensors"):
+        made(source, tmp_path / "b.gguf")
+    assert not (tmp_path / "b.gguf").exists()
+    made(source, tmp_path / "c")
+    assert tensors(source) == tensors(tmp_path / "c")
+
+
+def test_a_window_on_all_layers_of_a_gguf_llama_makes_a_mistral(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "a.gguf", metadata={"llama.attention.sliding_window": 8}).path
+    made(source, tmp_path / "b")
+    same_model(source, tmp_path / "b")
+    assert "MistralForCausalLM" in (tmp_path / "b" / "config.json").read_text()
+
+
+def test_what_cannot_be_read_back_is_told_without_the_hidden_file(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "a.gguf").path
+    error = unreadable("hf", source, tmp_path / "x" / "b", ModelError(f"{tmp_path / 'x' / 'b'}: mlp_bias is odd"))
+    assert str(error) == (
+        f"safetensors directories have no words for all of {source} (mlp_bias is odd); a GGUF file works: --to gguf"
+    )
+
+
+def test_room_is_told_in_units_that_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_hf(tmp_path / "a").path
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.raises(ModelError, match=r"would take 0\.\d MB, .* has 0\.1 MB left"):
         made(source, tmp_path / "b.gguf")
 
 

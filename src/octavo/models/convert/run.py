@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.models.checkpoint import open_checkpoint
@@ -19,6 +19,9 @@ from octavo.models.convert.files import TensorFile, open_gguf_file, open_safeten
 from octavo.models.convert.plan import Plan, check_type, plan
 from octavo.models.convert.tensors import Progress, stream, write_floats
 from octavo.models.convert.vocabulary import check
+from octavo.models.convert.words import in_words_of, named, unreadable, unsaid
+from octavo.models.gguf_parts import gguf_of
+from octavo.models.hub_errors import megabytes
 from octavo.models.names import Naming
 from octavo.models.registry import architecture_of
 from octavo.models.spec import Checkpoint, ModelError, ModelSpec
@@ -44,14 +47,14 @@ def convert(source: Path, target: Path, to: Naming | None, kind: str | None, pro
     _refuse_existing(target)
     checkpoint = open_checkpoint(source)
     try:
-        spec = in_words_of(checkpoint.spec, naming)
+        spec = in_words_of(checkpoint.spec, naming, source, (gguf_of(source) is None) == (naming == "gguf"))
         made = plan(architecture_of(spec).tensors(spec), checkpoint.sources(), naming, kind)
         _check_room(target, made.nbytes)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".octavo-convert-") as folder:
             path = Path(folder) / target.name
             write = _gguf if naming == "gguf" else _directory
             notes = write(checkpoint, source, spec, made, path, progress)
-            notes += _compare(spec, source, path)
+            notes += _compare(spec, naming, source, path)
             _refuse_existing(target)
             os.rename(path, target)
     except OSError as error:
@@ -59,15 +62,6 @@ def convert(source: Path, target: Path, to: Naming | None, kind: str | None, pro
     finally:
         checkpoint.close()
     return Result(target, made.nbytes, (*checkpoint.notes, *made.notes, *notes))
-
-
-def in_words_of(spec: ModelSpec, naming: Naming) -> ModelSpec:
-    """The spec under the name that the format has for it: GGUF calls a Mistral without windows a llama."""
-    if naming == "hf" or architecture_of(spec).gguf_names:
-        return spec
-    if spec.architecture == "mistral" and all(layer.window is None for layer in spec.layer_specs):
-        return replace(spec, architecture="llama")
-    raise ModelError(f"GGUF files have no words for this {spec.architecture} model; keep the safetensors")
 
 
 def _refuse_existing(target: Path) -> None:
@@ -80,7 +74,7 @@ def _refuse_existing(target: Path) -> None:
 def _check_room(target: Path, nbytes: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < nbytes:
-        raise ModelError(f"{target} would take {nbytes / 1e9:.1f} GB, {target.parent} has {free / 1e9:.1f} GB left")
+        raise ModelError(f"{target} would take {megabytes(nbytes)}, {target.parent} has {megabytes(free)} left")
 
 
 def _gguf(
@@ -111,14 +105,14 @@ def _stream(checkpoint: Checkpoint, made: Plan, file: TensorFile, progress: Prog
     return notes
 
 
-def _compare(spec: ModelSpec, source: Path, path: Path) -> list[str]:
+def _compare(spec: ModelSpec, naming: Naming, source: Path, path: Path) -> list[str]:
     """Opens the result; ModelError where it is another model."""
-    opened = open_checkpoint(path)
     try:
-        other = settings.differences(spec, opened.spec)
-    finally:
+        opened = open_checkpoint(path)
         opened.close()
-    if other:
-        kind = "GGUF files" if path.suffix == ".gguf" else "safetensors directories"
-        raise ModelError(f"{source}: {kind} of {spec.architecture} have no words for its {', '.join(other)}")
-    return check(load_tokenizer(source), load_tokenizer(path), str(source))
+        tokenizer = load_tokenizer(path)
+    except ModelError as error:
+        raise unreadable(naming, source, path, error) from error
+    if other := settings.differences(spec, opened.spec):
+        raise unsaid(naming, source, named(other))
+    return check(load_tokenizer(source), tokenizer, str(source))

@@ -15,7 +15,7 @@ import numpy as np
 from octavo.models.architecture import Architecture
 from octavo.models.convert.plan import Target
 from octavo.models.rope import Dynamic, LongRope, base_frequencies
-from octavo.models.spec import ModelError, ModelSpec, RopeSpec
+from octavo.models.spec import ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,7 @@ def _gguf_rope(spec: ModelSpec, rope: Rope) -> dict[str, Any]:
             ".rope.scaling.original_context_length": first.scaling.original,
             ".rope.scaling.attn_factor": first.scaling.scale,
         }
-    if isinstance(first.scaling, Dynamic):
-        raise ModelError("RoPE scaling 'dynamic' has no words in a GGUF file; keep the safetensors")
+    assert not isinstance(first.scaling, Dynamic), "refused before"
     if first.kind == "linear":
         factors = base_frequencies(rope.theta, 2 * len(first.inverse_frequencies)) / first.inverse_frequencies
         return {".rope.scaling.type": "linear", ".rope.scaling.factor": clean(float(factors[0]))}
