@@ -199,6 +199,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_groups: tuple[KVGroupSpec, ...]
     weights_id: str
     """Digest of the weights' content."""
+    tokenizer_id: str = ""
+    """Digest of the tokeniser's files; empty where `weights_id` covers them."""
     numerics_id: str
     """Names every choice that may change bits (arithmetic contract, KV precision, RoPE, attention kind)."""
     weights_bytes: int

@@ -12,6 +12,7 @@ import octavo
 from octavo.cli.bench import bench
 from octavo.cli.options import FiniteRange, engine_options
 from octavo.config import ConfigError, EngineConfig, ServerConfig
+from octavo.models.files import sentence
 from octavo.models.spec import ModelError
 
 _SERVER = ServerConfig()
@@ -207,6 +208,11 @@ def main() -> None:
         cli.main(standalone_mode=True)
     except (ConfigError, ModelError) as error:
         click.echo(f"octavo: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        click.echo(f"octavo: {sentence(error)}", err=True)
         sys.exit(2)
 
 

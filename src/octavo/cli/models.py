@@ -21,7 +21,7 @@ from octavo.models.hub_names import hub_cache as hub_directory
 from octavo.models.locate import parse
 from octavo.models.packed import PackedWeights, packed_weights
 from octavo.models.spec import ModelError
-from octavo.models.store import DEFAULT_MODEL, cache_dir
+from octavo.models.store import DEFAULT_MODEL, cache_dir, cached_bytes
 
 Say = Callable[[str], None]
 _DAY = 86400.0
@@ -60,8 +60,7 @@ def _default_path() -> Path:
 
 
 def _default_bytes() -> int:
-    path = _default_path()
-    return path.stat().st_size if path.is_file() else 0
+    return cached_bytes(_default_path())
 
 
 def _layout() -> str:

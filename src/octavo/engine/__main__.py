@@ -21,6 +21,7 @@ from typing import Protocol
 from octavo.config import EngineConfig
 from octavo.engine.channel import ChildChannel, PeerGone
 from octavo.engine.core import EngineCore
+from octavo.models.files import sentence
 from octavo.types import Drain, Executor, Fatal, Progress, Shutdown
 
 
@@ -60,7 +61,7 @@ def _run(channel: ChildChannel, build_executor: ExecutorFactory) -> int:
     try:
         executor = build_executor(config, progress)
     except (ValueError, OSError, MemoryError) as error:
-        return _fatal(channel, str(error) or type(error).__name__)
+        return _fatal(channel, sentence(error) or type(error).__name__)
     except PeerGone:
         raise
     except Exception as error:

@@ -3,8 +3,9 @@
 Owns the table of open requests, each with its `NewRequest` and the tokens it has received. Life: `start` spawns the
 engine and returns its `Ready`; `submit` opens a `DeltaStream`; every request gets exactly one final delta. When the
 engine dies it is restarted and every open request is sent again with the tokens it already has, so that its stream
-goes on. They are sent one by one, each when the one before has got past the token at which it died: if the engine
-dies meanwhile, that one alone is to blame. A request blamed for `MAX_DEATHS` deaths is failed. `close` ends the engine.
+goes on; a new engine with another model is given up instead. They are sent one by one, each when the one before has got
+past the token at which it died: if the engine dies meanwhile, that one alone is to blame. A request blamed for
+`MAX_DEATHS` deaths is failed. `close` ends the engine.
 All methods belong to one event loop. One reader callback handles one engine message for all requests.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
+from octavo.engine.identity import difference
 from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, EngineProcess
 from octavo.types import (
     Abort,
@@ -28,6 +30,7 @@ from octavo.types import (
     EngineStats,
     Fatal,
     FinishReason,
+    ModelInfo,
     NewRequest,
     Progress,
     Ready,
@@ -47,6 +50,10 @@ _EXIT_SECONDS = 3.0
 
 class EngineFailed(Exception):
     """The engine cannot start; the message is one sentence for the user."""
+
+
+class ModelChanged(EngineFailed):
+    """The engine that was started again has another model."""
 
 
 class DeltaStream:
@@ -134,12 +141,14 @@ class AsyncEngineClient:
         on_progress: Callable[[Progress], None] | None = None,
         on_step: Callable[[StepOutput], None] | None = None,
         on_restart: Callable[[int], None] | None = None,
+        on_changed: Callable[[str], None] | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
         self._config = config
         self._on_progress = on_progress
         self._on_step = on_step
         self._on_restart = on_restart
+        self._on_changed = on_changed
         self._command = command
         self._process: EngineProcess | None = None
         self._transport: asyncio.Transport | None = None
@@ -156,6 +165,8 @@ class AsyncEngineClient:
         self._closing = False
         self._fatal: str | None = None
         self._backoff = Backoff()
+        self._info: ModelInfo | None = None
+        """Of the first start."""
         self.ready: Ready | None = None
         """Set while the engine can take requests."""
         self.failure: str | None = None
@@ -344,6 +355,11 @@ class AsyncEngineClient:
                 self._try_next_suspect()
 
     def _handle_ready(self, ready: Ready) -> None:
+        self._info = self._info or ready.info
+        changed = difference(self._info, ready.info, self._config.model.path)
+        if changed is not None:
+            self._refuse(changed)
+            return
         self.ready = ready
         self._backoff.ready()
         if self._started is not None and not self._started.done():
@@ -357,10 +373,23 @@ class AsyncEngineClient:
                 self._write(record.again())
         self._try_next_suspect()
 
+    def _refuse(self, changed: str) -> None:
+        """Gives the engine up: what is open cannot go on with another model."""
+        assert self._process is not None and self._started is not None
+        self._process.kill()
+        self._give_up(changed)
+        self._started.set_exception(ModelChanged(changed))
+        if self._on_changed is not None:
+            self._on_changed(changed)
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        self.abort_all(reason)
+
     def lost(self) -> None:
         """The channel has ended."""
         self.ready = None
-        if self._closing or self._process is None:
+        if self._closing or self.failure is not None or self._process is None:
             return
         self._restart = asyncio.get_running_loop().create_task(self._after_death(self._process))
 
@@ -379,6 +408,9 @@ class AsyncEngineClient:
             try:
                 self.stats = None
                 await self._adopt(EngineProcess.spawn(self._command, self._config))
+            except ModelChanged as error:
+                logger.error("the engine cannot go on: %s", error)
+                return
             except (EngineFailed, OSError) as error:
                 reason = str(error)
                 logger.error("the engine cannot start again: %s", reason)
@@ -388,8 +420,7 @@ class AsyncEngineClient:
                 self._on_restart(self.restarts)
             logger.warning("the engine was started again; %d requests go on", len(self._open))
             return
-        self.failure = f"the engine cannot start again: {reason}"
-        self.abort_all(self.failure)
+        self._give_up(f"the engine cannot start again: {reason}")
 
     def _blame(self, reason: str) -> None:
         """Counts a death against the request on trial, or against all where none was."""

@@ -23,8 +23,9 @@ ENGINE_COMMAND = (sys.executable, "-m", "octavo.engine")
 class EngineProcess:
     """One life of the engine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, model: str) -> None:
         self._process = process
+        self._model = model
         self.channel = channel
         """The parent's end, not yet owned by an event loop."""
 
@@ -38,7 +39,7 @@ class EngineProcess:
             )
         parent.sendall(encode_frame(config))
         parent.setblocking(False)
-        return cls(process, parent)
+        return cls(process, parent, config.model.path or "the default model")
 
     @property
     def pid(self) -> int:
@@ -63,13 +64,18 @@ class EngineProcess:
         if not self.wait(seconds):
             self.kill()
             self._process.wait()
-        return describe_exit(self._process.returncode)
+        return describe_exit(self._process.returncode, self._model)
 
 
-def describe_exit(status: int) -> str:
-    """An exit status in words."""
+def describe_exit(status: int, model: str) -> str:
+    """An exit status in words; `model` is what the engine has mapped."""
     if status >= 0:
         return f"exit status {status}"
+    if status == -signal.SIGBUS:
+        return (
+            f"signal SIGBUS: a file that it had mapped ({model}, or its packed weights in the cache) was cut short "
+            "while it was read, or its disk failed"
+        )
     try:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:

@@ -198,6 +198,7 @@ def _info(plan: Plan, checkpoint: Checkpoint) -> ModelInfo:
         eos_token_ids=checkpoint.eos_token_ids,
         kv_groups=plan.groups,
         weights_id=checkpoint.weights_id(),
+        tokenizer_id=checkpoint.tokenizer_id(),
         numerics_id=numerics_id(plan.config, spec),
         weights_bytes=plan.budget.weights,
         sampling=plan.sampling,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.models.digest import model_digest
+from octavo.models.files import present
 from octavo.models.generation import gguf_sampling
 from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES
 from octavo.models.gguf_parts import gguf_of, model_name, open_gguf
@@ -38,10 +39,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
         return HFCheckpoint(path)
     path = file
-    if not path.exists():
+    if not present(path):
         raise ModelError(f"{path} does not exist; name a .gguf file or a directory with config.json and safetensors")
-    if not path.is_file():
-        raise ModelError(f"{path} is no file; name a .gguf file or a directory with config.json and safetensors")
     if path.suffix == ".safetensors":
         raise ModelError(f"{path.name} is one file of a model; name its directory, which holds config.json too")
     return GgufCheckpoint(path)
@@ -82,6 +81,9 @@ class GgufCheckpoint:
     def weights_id(self) -> str:
         return model_digest(self._file.paths, cache_dir())
 
+    def tokenizer_id(self) -> str:
+        return ""
+
     def sources(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         return self._matched.sources(self._found)
 
@@ -112,7 +114,10 @@ def gguf_token_types(meta: Metadata) -> Any:
 def gguf_num_tokens(meta: Metadata) -> int:
     """Tokens up to the last one in use: converters fill the vocabulary up to the embedding's rows."""
     used = np.flatnonzero(gguf_token_types(meta) != UNUSED)
-    return int(used[-1]) + 1 if used.size else 0
+    tokens = meta.strings("tokenizer.ggml.tokens")
+    if not any(tokens[i] for i in used):
+        raise meta.error("the tokeniser has no token in use: all are empty or of type 5 (unused)")
+    return int(used[-1]) + 1
 
 
 TURN_ENDS = frozenset(("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"))

@@ -1,7 +1,8 @@
 """Digests of model files, remembered so that a second start does not hash again.
 
 Owns the folder `digests` of the cache: one small JSON file for each model file, which holds its SHA-256 beside the
-(size, mtime, inode) it was computed for; any change of those makes it void. Off switch: delete the folder.
+(size, mtime, inode, ctime) it was computed for; any change of those makes it void. The ctime is the one that no
+program can set back. A file that changes while it is hashed is not remembered. Off switch: delete the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def file_digest(path: Path, cache: Path) -> str:
     if known is not None and known.get("stamp") == stamp and isinstance(known.get("sha256"), str):
         return str(known["sha256"])
     digest = hash_file(path)
-    remember(path, digest, cache)
+    if _stamp(path) == stamp:
+        remember(path, digest, cache)
     return digest
 
 
@@ -85,7 +87,7 @@ def _stamp(path: Path) -> list[int]:
         status = path.stat()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def _load(record: Path) -> dict[str, object] | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo.models.files import present
 from octavo.models.jsonfile import read_json
 from octavo.models.metadata import Metadata
 from octavo.models.spec import ModelError
@@ -58,7 +59,7 @@ _NOT_FOLLOWED: dict[str, Any] = {
 def hf_sampling(folder: Path) -> SamplingDefaults:
     """The suggestions of a directory's generation_config.json; none where there is no such file."""
     path = folder / "generation_config.json"
-    if not path.is_file():
+    if not present(path):
         return SamplingDefaults()
     content: dict[str, Any] = read_json(path, dict)
     return _checked(str(path), content, {name: name for name in _BOUNDS}, path.name)

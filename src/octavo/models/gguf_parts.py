@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from octavo.models.files import is_directory, listing, present
 from octavo.models.gguf import GgufFile, read_gguf
 from octavo.models.spec import ModelError
 
@@ -19,10 +20,10 @@ _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 def gguf_of(path: Path) -> Path | None:
     """The GGUF file that a name stands for: the file itself, or the one model of a directory without safetensors."""
-    if not path.is_dir():
+    if not is_directory(path):
         return path
-    files = sorted(path.glob("*.gguf"))
-    if not files or any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
+    files = listing(path, "*.gguf")
+    if not files or listing(path, "*.safetensors") or present(path / "model.safetensors.index.json"):
         return None
     models = dict.fromkeys(model_name(file) + file.suffix for file in files)
     if len(models) > 1:
@@ -51,7 +52,7 @@ def open_gguf(path: str | Path) -> GgufFile:
             f"call it NAME-{_number(named, 'split.no', 0) + 1:05}-of-{count:05}.gguf, as it was"
         )
     paths = [path.with_name(f"{found[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
-    missing = [part.name for part in paths if not part.is_file()]
+    missing = [part.name for part in paths if not present(part)]
     if missing:
         raise ModelError(
             f"{path.parent} lacks {', '.join(missing[:3])}, {len(missing)} of the {count} parts of a model"

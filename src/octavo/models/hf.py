@@ -14,7 +14,7 @@ import numpy as np
 
 from octavo.models.digest import file_digest
 from octavo.models.generation import hf_sampling
-from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts
+from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts, tokenizer_files
 from octavo.models.names import Found, match, other_parts
 from octavo.models.quantised.weights import FileTensor, open_weights
 from octavo.models.registry import rules_of
@@ -37,6 +37,8 @@ class HFCheckpoint:
         self._folder = folder
         self.spec, config = read_spec(folder)
         facts = tokenizer_facts(folder)
+        if not facts.num_tokens:
+            raise ModelError(f"{folder}: the tokeniser has no token in use; the files must hold its vocabulary")
         if facts.num_learned > self.spec.vocab:
             raise ModelError(
                 f"{folder}: the tokeniser knows {facts.num_learned} tokens, the embedding has {self.spec.vocab} rows"
@@ -73,6 +75,12 @@ class HFCheckpoint:
         """Over the weights and config.json, whose constants are part of what they compute."""
         hasher = hashlib.sha256()
         for path in (self._folder / "config.json", *self._files):
+            hasher.update(f"{len(path.name)}:{path.name}:{file_digest(path, cache_dir())}".encode())
+        return hasher.hexdigest()
+
+    def tokenizer_id(self) -> str:
+        hasher = hashlib.sha256()
+        for path in tokenizer_files(self._folder):
             hasher.update(f"{len(path.name)}:{path.name}:{file_digest(path, cache_dir())}".encode())
         return hasher.hexdigest()
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.models.config_reader import ConfigReader
+from octavo.models.files import listing, present
 from octavo.models.jsonfile import TOKENIZER_BYTES, read_json
 from octavo.models.registry import hf_model
 from octavo.models.sentencepiece import CONTROL, UNKNOWN, USER_DEFINED
@@ -75,8 +76,8 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
 def config_path(folder: Path) -> Path:
     """The directory's config.json; where there is none, a .gguf file in it is the better name."""
     path = folder / "config.json"
-    if not path.is_file():
-        files = sorted(folder.glob("*.gguf"))
+    if not present(path):
+        files = listing(folder, "*.gguf")
         named = f"name the file in it: {files[0]}" if files else "name a model directory or a .gguf file"
         raise ModelError(f"{folder} holds no config.json; {named}")
     return path
@@ -92,8 +93,8 @@ def read_spec(folder: Path) -> tuple[ModelSpec, HFConfig]:
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
     """The facts of tokenizer.json, or of tokenizer.model and what tokenizer_config.json adds to it."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        if (folder / "tokenizer.model").is_file():
+    if not present(path):
+        if present(folder / "tokenizer.model"):
             return _sentencepiece_facts(folder)
         config_path(folder)
         raise ModelError(
@@ -107,6 +108,14 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
     if ids and not 0 <= min(ids) <= max(ids) < 1 << 24:
         raise ModelError(f"{path} is damaged: token ids lie between {min(ids)} and {max(ids)}")
     return facts
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that make a text's ids."""
+    return [folder / name for name in _TOKENIZER_FILES if present(folder / name)]
 
 
 def sentencepiece_of(folder: Path) -> SentencePieceModel:
@@ -134,7 +143,7 @@ def _sentencepiece_facts(folder: Path) -> TokenizerFacts:
 def embedding_rows(folder: Path) -> int | None:
     """config.json's vocab_size, in its part for text where it has parts; None where it says nothing."""
     path = folder / "config.json"
-    content: dict[str, Any] = read_json(path, dict) if path.is_file() else {}
+    content: dict[str, Any] = read_json(path, dict) if present(path) else {}
     part = content.get("text_config")
     for place in (content, part if isinstance(part, dict) else {}):
         if type(rows := place.get("vocab_size")) is int:
@@ -145,17 +154,17 @@ def embedding_rows(folder: Path) -> int | None:
 def model_type(folder: Path) -> str:
     """config.json's word for the family; empty where there is none."""
     path = folder / "config.json"
-    found = read_json(path, dict).get("model_type") if path.is_file() else None
+    found = read_json(path, dict).get("model_type") if present(path) else None
     return found if isinstance(found, str) else ""
 
 
 def special_strings(folder: Path) -> dict[str, str]:
     """bos_token and so on of tokenizer_config.json, else of special_tokens_map.json, else tokenizer.model's own."""
     older = folder / "special_tokens_map.json"
-    config: dict[str, Any] = read_json(older, dict) if older.is_file() else {}
+    config: dict[str, Any] = read_json(older, dict) if present(older) else {}
     config |= {key: value for key, value in tokenizer_config(folder).items() if value is not None}
     found = {}
-    if not (folder / "tokenizer.json").is_file() and (folder / "tokenizer.model").is_file():
+    if not present(folder / "tokenizer.json") and present(folder / "tokenizer.model"):
         model = sentencepiece_of(folder)
         found = {name: model.tokens[i] for name, i in model.ids.items()}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
@@ -170,7 +179,7 @@ def special_strings(folder: Path) -> dict[str, str]:
 def tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, empty where there is none."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
+    if not present(path):
         return {}
     content: dict[str, Any] = read_json(path, dict, 1 << 24)
     return content
@@ -180,7 +189,7 @@ def eos_ids(folder: Path, config_eos: Eos, facts: TokenizerFacts) -> tuple[int, 
     """Every id that ends a text: generation_config.json's, or else config.json's, and the tokeniser's own."""
     path = folder / "generation_config.json"
     wanted: Eos = None
-    if path.is_file():
+    if present(path):
         wanted = read_json(path, _GenerationConfig).eos_token_id
     if wanted is None:
         path, wanted = folder / "config.json", config_eos

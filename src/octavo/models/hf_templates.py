@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from octavo.models.files import listing, present
 from octavo.models.jsonfile import read_template
 
 _MAX_NAMED = 64
@@ -19,10 +20,10 @@ _MAX_NAMED = 64
 def hf_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Name -> template; `config` is tokenizer_config.json."""
     found = _configured(config.get("chat_template"))
-    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files = listing(folder / "additional_chat_templates", "*.jinja")
     found |= {file.stem: read_template(file) for file in islice(files, _MAX_NAMED)}
     named = folder / "chat_template.jinja"
-    own = [named] if named.is_file() else sorted(folder.glob("*.jinja"))
+    own = [named] if present(named) else listing(folder, "*.jinja")
     if len(own) == 1:
         found["default"] = read_template(own[0])
     return found

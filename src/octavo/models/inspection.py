@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_reader import ConfigReader
+from octavo.models.files import present
 from octavo.models.gguf_parts import gguf_of, open_gguf
 from octavo.models.hf_config import config_path
 from octavo.models.jsonfile import read_json
@@ -108,7 +109,7 @@ def _look(path: Path) -> Inspection:
     file = gguf_of(path)
     if file is None:
         return _look_at_directory(path)
-    if file.suffix == ".safetensors" or not file.is_file():
+    if file.suffix == ".safetensors" or not present(file):
         open_checkpoint(file)  # refuses it in its own words
     return _look_at_gguf(file)
 

@@ -6,6 +6,7 @@ Owns nothing; off switch: none.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,13 +23,20 @@ TOKENIZER_BYTES = 1 << 28
 def read_bytes(path: Path, limit: int) -> bytes:
     """A whole file of at most `limit` bytes."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ModelError(f"{path} is no file; a file must be there, or nothing")
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise ModelError(f"{path} has {size} bytes; the limit for such a file is {limit}")
             return file.read(size)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: str, flags: int) -> int:
+    """A pipe without a writer is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_json(path: Path, kind: type[T], limit: int = CONFIG_BYTES) -> T:

@@ -58,7 +58,9 @@ def parse(text: str) -> Path | HubName | None:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or path.is_symlink()
+    except PermissionError:
+        return True  # what opens it says which directory is closed
     except (OSError, ValueError):
         return False  # too long, or with a NUL: no path of any machine
 

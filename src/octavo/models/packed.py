@@ -8,6 +8,7 @@ never notices, and only its next start packs again. Off switch: none.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from octavo.models.digest import write_atomically
-from octavo.models.store import cache_dir
+from octavo.models.store import cache_dir, cache_error
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,19 @@ def note_use(arena: Path, model: str, source: str, layout: str) -> None:
 
 def packed_weights() -> list[PackedWeights]:
     """Last used first."""
-    found = [_describe(path) for path in packed_dir().glob("*.arena")]
+    found = [_describe(path) for path in _arenas()]
     return sorted((one for one in found if one is not None), key=lambda one: -one.last_used)
+
+
+def _arenas() -> list[Path]:
+    folder = packed_dir()
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise cache_error(folder, error) from error
+    return [folder / name for name in names if name.endswith(".arena")]
 
 
 def remove(one: PackedWeights) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.models.files import listing, present
 from octavo.models.jsonfile import read_json
 from octavo.models.spec import ModelError
 
@@ -53,14 +54,14 @@ def open_safetensors(folder: Path) -> tuple[dict[str, StoredTensor], list[Path]]
     """All tensors of a model directory in the order of its files, and those files."""
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
-    if single.is_file():
+    if present(single):
         return read_safetensors(single), [single]
-    if index.is_file():
+    if present(index):
         return _read_shards(folder, index)
-    alone = sorted(folder.glob("*.safetensors"))
-    if len(alone) == 1:
+    alone = listing(folder, "*.safetensors")
+    if len(alone) == 1 and present(alone[0]):
         return read_safetensors(alone[0]), alone
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+    if listing(folder, "*.bin") or listing(folder, "*.pt"):
         raise ModelError(f"{folder} holds pickled weights, which are never loaded; convert them to safetensors first")
     raise ModelError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
 
@@ -71,7 +72,7 @@ def _read_shards(folder: Path, index: Path) -> tuple[dict[str, StoredTensor], li
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"{index} names the file {name!r}, which is no safetensors file of its own directory")
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not present(folder / name)]
     if missing:
         raise ModelError(
             f"{folder} lacks {', '.join(missing[:3])}, {len(missing)} of the {len(names)} files in {index.name}"

@@ -166,7 +166,11 @@ class Checkpoint(Protocol):
         ...
 
     def weights_id(self) -> str:
-        """Digest of the content (cached by size, mtime and inode)."""
+        """Digest of the content (cached by size, mtime, inode and ctime)."""
+        ...
+
+    def tokenizer_id(self) -> str:
+        """Digest of the tokeniser's files; empty where `weights_id` covers them."""
         ...
 
     def sources(self) -> dict[str, tuple[str, tuple[int, ...]]]:

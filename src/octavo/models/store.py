@@ -99,9 +99,23 @@ def cached_default_model(pin: Pin = DEFAULT_MODEL) -> Path | None:
 
 
 def _is_whole(target: Path, pin: Pin) -> bool:
-    if not target.is_file() or target.stat().st_size != pin.size:
+    if cached_bytes(target) != pin.size:
         return False
     return file_digest(target, cache_dir()) == pin.sha256
+
+
+def cached_bytes(path: Path) -> int:
+    """The size of a file in the cache; 0 where it is not there. ModelError where the cache cannot be read."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError as error:
+        raise cache_error(path, error) from error
+
+
+def cache_error(path: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"the cache cannot be read ({path}: {error.strerror or error}): set OCTAVO_CACHE to a directory of your own"
+    )
 
 
 @contextmanager

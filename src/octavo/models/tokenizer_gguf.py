@@ -22,6 +22,7 @@ from octavo.models.checkpoint import (
     gguf_num_tokens,
     gguf_token_types,
 )
+from octavo.models.files import present
 from octavo.models.gguf_parts import open_gguf
 from octavo.models.jsonfile import read_template
 from octavo.models.metadata import Metadata
@@ -160,7 +161,7 @@ def _templates(meta: Metadata, beside: Path) -> dict[str, str]:
             found[str(name)] = text
     if (own := meta.string("tokenizer.chat_template")) is not None:
         found["default"] = own
-    return found | ({"default": read_template(beside)} if beside.is_file() else {})
+    return found | ({"default": read_template(beside)} if present(beside) else {})
 
 
 def _token_id(meta: Metadata, key: str, count: int) -> int | None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from octavo.models import sentencepiece
+from octavo.models.files import present
 from octavo.models.hf_config import (
     HFConfig,
     TokenizerFacts,
@@ -45,15 +46,15 @@ def read_parts(folder: Path) -> TokenizerParts:
     path = folder / "tokenizer.json"
     rows = embedding_rows(folder)
     facts = all_facts if rows is None else all_facts.within(rows)
-    backend = _json_backend(path, rows) if path.is_file() else _sentencepiece_backend(folder, facts, settings)
+    backend = _json_backend(path, rows) if present(path) else _sentencepiece_backend(folder, facts, settings)
     byte_level, drops_space = _decoding(path, json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
     config = folder / "config.json"
-    stops = eos_ids(folder, read_json(config, HFConfig).eos_token_id if config.is_file() else None, all_facts)
+    stops = eos_ids(folder, read_json(config, HFConfig).eos_token_id if present(config) else None, all_facts)
     strings = special_strings(folder)
     bos = facts.id_of(strings["bos_token"]) if "bos_token" in strings else None
     special = frozenset(token.id for token in facts.added_tokens if token.special) | set(stops)
     plain = share_plain(backend, special)
-    legacy = path.is_file() or settings.get("legacy", True) is not False
+    legacy = present(path) or settings.get("legacy", True) is not False
     return TokenizerParts(
         backend=backend,
         plain=plain,
@@ -114,7 +115,7 @@ def _sentencepiece_backend(folder: Path, facts: TokenizerFacts, settings: dict[s
 
 def _adds_bos(path: Path, backend: Backend, bos: int, settings: dict[str, Any]) -> bool:
     """tokenizer.json's post-processor decides, as in transformers; beside tokenizer.model the configuration does."""
-    if path.is_file():
+    if present(path):
         return backend.encode("").ids[:1] == [bos]
     return settings.get("add_bos_token") is not False
 

@@ -1,7 +1,8 @@
 """The state behind the routes: the engine's client, the model's text side, and whether requests are taken.
 
 Life: starting (the model is downloaded if need be, the engine loads) -> ready -> draining (no new requests, open ones
-finish) -> closed. A start that fails is told in one sentence for the user.
+finish) -> closed. A start that fails, and a model whose files have
+changed when its engine is started again, are told in one sentence for the user.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
 from octavo.engine.client import AsyncEngineClient, EngineFailed
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
+from octavo.models.files import sentence
 from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
 from octavo.observability.metrics import Metrics
@@ -62,6 +64,7 @@ class Service:
             on_progress=self._progress,
             on_step=self.metrics.step,
             on_restart=self.metrics.restarted,
+            on_changed=on_failure,
             command=command,
         )
         self.maker: JobMaker | None = None
@@ -93,7 +96,7 @@ class Service:
                 model = await _in_thread(partial(self._fetch, self._fetching))
             except (ModelError, OSError) as error:
                 if self._on_failure is not None:
-                    self._on_failure(str(error))
+                    self._on_failure(sentence(error))
                 return
             self.engine = replace(self.engine, model=model)
             self.doing = ""
@@ -104,7 +107,7 @@ class Service:
         except (EngineFailed, ConfigError, ModelError, OSError) as error:
             text.cancel()
             if self._on_failure is not None:
-                self._on_failure(str(error))
+                self._on_failure(sentence(error))
             return
         self.model_name = ready.info.name
         self.started_at = int(time.time())

@@ -13,6 +13,7 @@ import pytest
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.registry import rules_of
 from octavo.models.spec import Checkpoint, ModelError
+from octavo.models.tokenizer import load_tokenizer
 from tests.support.tiny import (
     BASE_VOCAB,
     Tiny,
@@ -399,6 +400,23 @@ def test_a_gguf_that_cannot_be_served_is_refused_by_name(
     path = write_gguf(tmp_path / "m.gguf", metadata=metadata).path
     message = refusal(path)
     assert all(word in message for word in words), message
+
+
+def test_a_vocabulary_without_a_token_in_use_is_refused(tmp_path: Path) -> None:
+    import gguf
+
+    path = write_gguf(tmp_path / "m.gguf").path
+    reader = gguf.GGUFReader(path, "r+")
+    field = reader.fields["tokenizer.ggml.token_type"]
+    for part in field.data:
+        field.parts[part][0] = 5
+    reader.data.flush()
+    assert "no token in use" in refusal(path)
+    with pytest.raises(ModelError, match="no token in use"):
+        load_tokenizer(path)
+    folder = write_hf(tmp_path / "m").path
+    edit(folder / "tokenizer.json", model={"type": "BPE", "vocab": {}, "merges": []}, added_tokens=[])
+    assert "no token in use" in refusal(folder)
 
 
 def test_paths_that_are_no_model_are_refused_with_a_hint(tmp_path: Path) -> None:

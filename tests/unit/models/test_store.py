@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.models import digest
 from octavo.models.digest import file_digest
 from octavo.models.spec import ModelError
 from octavo.models.store import DEFAULT_MODEL, Pin, cache_dir, cached_default_model, default_model, extract
@@ -235,6 +236,37 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     assert file_digest(path, blocked) == hashlib.sha256(b"three").hexdigest()
+
+
+def test_a_replaced_file_with_the_old_time_and_inode_is_hashed_again(tmp_path: Path) -> None:
+    path, cache = tmp_path / "f", tmp_path / "cache"
+    path.write_bytes(b"one")
+    before = path.stat()
+    assert file_digest(path, cache) == hashlib.sha256(b"one").hexdigest()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # clocks of files tick every few milliseconds
+        path.write_bytes(b"two")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert file_digest(path, cache) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = tmp_path / "f", tmp_path / "cache"
+    path.write_bytes(b"one")
+    whole = digest.hash_file
+
+    def slow(path: Path) -> str:
+        found = whole(path)
+        path.write_bytes(b"three")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digest, "hash_file", slow)
+        file_digest(path, cache)
+    assert file_digest(path, cache) == hashlib.sha256(b"three").hexdigest()
 
 
 def test_the_default_model_is_the_one_that_is_pinned() -> None:

@@ -18,6 +18,7 @@ from octavo.models.convert import settings
 from octavo.models.convert.plan import Plan
 from octavo.models.convert.settings import Rope
 from octavo.models.convert.vocabulary import gguf_tokenizer, write_tokenizer
+from octavo.models.files import listing, present
 from octavo.models.generation import GGUF_KEYS
 from octavo.models.gguf import GgufFile
 from octavo.models.gguf_parts import gguf_of, open_gguf
@@ -74,8 +75,8 @@ def write_directory(checkpoint: Checkpoint, source: Path, spec: ModelSpec, made:
         for key in ("quantization_config", "compression_config", "dtype"):
             config.pop(key, None)
         config["torch_dtype"] = _DTYPES[embedding]
-        names = [name for name in _KEPT if (source / name).is_file()]
-        for name in (*names, *(found.name for found in source.glob("*.jinja"))):
+        names = [name for name in _KEPT if present(source / name)]
+        for name in (*names, *(found.name for found in listing(source, "*.jinja"))):
             shutil.copyfile(source / name, path / name)
     else:
         opened = open_gguf(file)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.models.config_reader import ConfigReader
+from octavo.models.files import present
 from octavo.models.jsonfile import read_json
 from octavo.models.quantised import awq, compressed, fp8, gptq
 from octavo.models.quantised.matrix import Fit, QuantisedTensor
@@ -83,7 +84,7 @@ def _quantisation(folder: Path) -> tuple[ConfigReader | None, Path | None]:
             if section is not None:
                 return section, None
     for name in ("quantize_config.json", "quant_config.json"):
-        if (folder / name).is_file():
+        if present(folder / name):
             beside: dict[str, Any] = read_json(folder / name, dict)
             return ConfigReader(folder / name, beside), folder / name
     return None, None
