@@ -115,13 +115,19 @@ class LocalExecutor:
     def _output(self, slot: Slot, draw: Drawn, row: int) -> SeqOutput:
         token = draw[0]
         if token < 0:
-            slot.error = (
-                "the model's logits for this request are not numbers (NaN); the weights or the input are damaged"
-                if np.isnan(self.forward.logits(row + 1)[row]).any()
-                else "no token may be drawn: logit_bias, min_tokens and the grammar together forbid every one"
-            )
+            slot.error = _undrawable(self.forward.logits(row + 1)[row, : self.info.num_tokens], slot)
             return SeqOutput(error=slot.error)
         slot.append(token)
         if not slot.wants_logprobs:
             return SeqOutput((token,))
         return SeqOutput((token,), (TokenLogprobs(draw[1], draw[2], draw[3]),))
+
+
+def _undrawable(logits: npt.NDArray[np.float32], slot: Slot) -> str:
+    """Why no token could be drawn from a row; only what the request sets is named."""
+    if not np.isfinite(logits).all():
+        kind = "not numbers (NaN)" if np.isnan(logits).any() else "not finite"
+        return f"the model's logits for this request are {kind}; the weights or the input are damaged"
+    settings = {"logit_bias": slot.biased, "min_tokens": slot.banned, "penalties": slot.output_counts is not None}
+    causes = [name for name, used in settings.items() if used] or ["the model's logits"]
+    return f"no token may be drawn: every one is forbidden by {' and '.join(causes)}"

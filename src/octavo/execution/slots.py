@@ -28,6 +28,7 @@ class Slot:
 
     __slots__ = (
         "banned",
+        "biased",
         "error",
         "min_total",
         "output_counts",
@@ -43,6 +44,7 @@ class Slot:
         """Blocks in the table, a group."""
         self.sample: SampleRow | None = None
         self.output_counts: npt.NDArray[np.int32] | None = None
+        self.biased = False
         self.banned = False
         self.min_total = 0
         """While banned: the number of tokens from which on the end may be drawn."""
@@ -154,6 +156,7 @@ class Slots:
         if wrong:
             raise ValueError(f"logit_bias names token id {wrong[0]}, outside the model's vocabulary of {self._vocab}")
         # Padding rows of the head are never drawn, whatever their bias.
+        slot.biased = True
         pairs = [pair for pair in new.params.logit_bias if pair[0] < self._drawable]
         assert slot.sample is not None
         slot.sample.set_bias(

@@ -18,7 +18,7 @@ from octavo.models.generation import gguf_sampling
 from octavo.models.gguf import FLOAT_TYPES, SUPPORTED_TYPES
 from octavo.models.gguf_parts import gguf_of, model_name, open_gguf
 from octavo.models.metadata import Metadata
-from octavo.models.names import Found, match
+from octavo.models.names import Found, ignored, match
 from octavo.models.registry import gguf_model, rules_of
 from octavo.models.spec import Checkpoint, ModelError, Tensor
 from octavo.models.store import cache_dir
@@ -69,10 +69,8 @@ class GgufCheckpoint:
             if kind not in SUPPORTED_TYPES:
                 supported = ", ".join(SUPPORTED_TYPES)
                 raise meta.error(f"tensor {name} has type {kind}, which is not supported; supported: {supported}")
-        for name in self._matched.unknown:
-            log.warning(
-                "%s: tensor %s is not part of a %s model and is ignored", path.name, name, self.spec.architecture
-            )
+        if self._matched.unknown:
+            log.warning("%s", ignored(path.name, self._matched.unknown, self.spec.architecture))
         self.total_bytes = sum(self._file.tensors[name].nbytes for name in self._matched.rules)
 
     def sampling(self) -> SamplingDefaults:

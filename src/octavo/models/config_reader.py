@@ -61,6 +61,7 @@ CHANGES_RESULTS: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
 }
 """Key -> values (besides null) that change nothing."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class ConfigReader:
@@ -166,10 +167,34 @@ class ConfigReader:
         """Refuses settings that change results and that no reader of this architecture looked at."""
         for key, neutral in known.items():
             value = self.values.get(key)
-            if key in self._read or value is None or any(value == one for one in neutral):
+            if key in self._read or value is None or any(value == one for one in neutral) or self._idle(key, value):
                 continue
-            works = " or ".join([repr(one).lower() for one in neutral] + ["leave it out"])
-            raise self.error(f"{self._prefix}{key} {short(value)} is not supported for this architecture; use {works}")
+            works = " or ".join([*(repr(one).lower() for one in neutral), "absent"])
+            raise self.error(
+                f"{self._prefix}{key} {short(value)} is not supported for this architecture; it must be {works}"
+            )
+
+    def _idle(self, key: str, value: Any) -> bool:
+        """Whether a setting changes nothing beside the others: windows that no layer has, experts that are none."""
+        if key == "layer_types":
+            return "sliding_window" not in self._read and _all(value, "full_attention")
+        if key == "no_rope_layers":
+            return _all(value, 1)
+        if key in ("sliding_window_pattern", "interleaved_sliding_window"):
+            window = self.values.get("sliding_window")
+            return window is None or self._idle("sliding_window", window)
+        if key == "sliding_window":
+            return self.values.get("use_sliding_window") is False or _all(
+                self.values.get("layer_types"), "full_attention"
+            )
+        if key in ("num_experts_per_tok", "experts_per_token", "moe_intermediate_size"):
+            counts = [self.values[name] for name in _EXPERTS if self.values.get(name) is not None]
+            return bool(counts) and not any(counts)
+        return False
+
+
+def _all(value: Any, wanted: Any) -> bool:
+    return isinstance(value, list) and all(one == wanted for one in value)
 
 
 def short(value: Any) -> str:

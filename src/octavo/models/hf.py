@@ -15,7 +15,7 @@ import numpy as np
 from octavo.models.digest import file_digest
 from octavo.models.generation import hf_sampling
 from octavo.models.hf_config import eos_ids, read_spec, tokenizer_facts, tokenizer_files
-from octavo.models.names import Found, match, other_parts
+from octavo.models.names import Found, ignored, listed, match, other_parts, refuse_inner
 from octavo.models.quantised.weights import FileTensor, open_weights
 from octavo.models.registry import rules_of
 from octavo.models.spec import ModelError, ModelSpec, Tensor
@@ -44,9 +44,9 @@ class HFCheckpoint:
                 f"{folder}: the tokeniser knows {facts.num_learned} tokens, the embedding has {self.spec.vocab} rows"
             )
         self.num_tokens = min(facts.num_tokens, self.spec.vocab)
-        for token in facts.added_tokens:
-            if token.id >= self.spec.vocab:
-                log.warning("%s: the embedding has no row for the added token %s", folder, token.content[:80])
+        rowless = [token.content[:80] for token in facts.added_tokens if token.id >= self.spec.vocab]
+        if rowless:
+            log.warning("%s: the embedding has no row for the added %s", folder, listed(rowless, "token"))
         self.eos_token_ids = eos_ids(folder, config.eos_token_id, facts)
         weights = open_weights(folder)
         self._tensors, self._files, self.notes = weights.tensors, weights.files, weights.notes
@@ -62,10 +62,10 @@ class HFCheckpoint:
                     f"{folder}: tensor {name} has type {kind}, which is not supported; supported: "
                     f"{', '.join(FLOAT_BYTES)}, and quantised weights that config.json describes"
                 )
-        for name in self._matched.unknown:
-            if name.endswith(".bias") and _is_zero(self._tensors[name]):
-                continue  # quantisers write one for every module
-            log.warning("%s: tensor %s is not part of a %s model and is ignored", folder, name, self.spec.architecture)
+        # Quantisers write a bias of zeros for every module.
+        unknown = [n for n in self._matched.unknown if not (n.endswith(".bias") and _is_zero(self._tensors[n]))]
+        if unknown:
+            log.warning("%s", ignored(str(folder), unknown, self.spec.architecture))
         self.total_bytes = sum(self._tensors[name].nbytes for name in self._matched.rules)
 
     def sampling(self) -> SamplingDefaults:
@@ -105,6 +105,7 @@ def _check_head(folder: Path, spec: ModelSpec, tensors: dict[str, FileTensor]) -
     head = tensors.get("lm_head.weight")
     embedding = tensors.get("model.embed_tokens.weight", tensors.get("embed_tokens.weight"))
     if not spec.tied and head is None:
+        refuse_inner(str(folder), tensors)
         raise ModelError(
             f"{folder} lacks tensor lm_head.weight, and its config.json does not tie it to the embedding "
             "(tie_word_embeddings is false): the files are incomplete, or it should be true"

@@ -127,6 +127,13 @@ class Metadata:
         """Refuses settings that change results and that no reader of this architecture looked at."""
         for key, neutral in CHANGES_RESULTS.items():
             value = self.values.get(self.full(key))
-            if key in self._read or value is None or (not isinstance(value, np.ndarray) and value in neutral):
+            if key in self._read or value is None or _idle(value, neutral):
                 continue
             raise self.error(f"metadata key {self.full(key)} is {short(value)}, which this architecture does not use")
+
+
+def _idle(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value, or a list's every value, changes nothing."""
+    if isinstance(value, np.ndarray):
+        return bool(neutral) and bool(np.isin(value, neutral).all())
+    return value in neutral

@@ -138,7 +138,7 @@ def match(where: str, rules: Sequence[TensorRule], found: Mapping[str, Found], n
     compared = compare(where, rules, found, naming)
     if compared.missing:
         raise ModelError(
-            f"{where} lacks {_listed(compared.missing)}; the model's files are incomplete or of another model"
+            f"{where} lacks {listed(compared.missing)}; the model's files are incomplete or of another model"
         )
     for name, shape in compared.misshapen.items():
         raise ModelError(
@@ -183,13 +183,18 @@ def _as_stored(where: str, rules: Sequence[TensorRule], found: Mapping[str, Foun
         return [_renamed(rule, lambda name: name.removeprefix("model.")) for rule in rules]
     if _TEXT_PART + rules[0].hf in found:
         return [_renamed(rule, lambda name: _TEXT_PART + name) for rule in rules]
-    inner = next((name for name in found if name.startswith(_MULTIMODAL) and name.endswith(bare)), None)
+    refuse_inner(where, (name for name in found if name.endswith(bare)))
+    return rules
+
+
+def refuse_inner(where: str, names: Iterable[str]) -> None:
+    """Refuses the language model inside another one, where its names cannot be read."""
+    inner = next((name for name in names if name.startswith(_MULTIMODAL)), None)
     if inner is not None:
         raise ModelError(
             f"{where} holds the language model of a multimodal one (tensor {inner}), which is not supported; "
             "use the text-only model, or convert it with the names that its own class saves"
         )
-    return rules
 
 
 def other_parts(names: Iterable[str]) -> tuple[str, ...]:
@@ -202,7 +207,14 @@ def is_harmless(name: str) -> bool:
     return name.startswith(_OTHER_PARTS) or _HARMLESS.fullmatch(name) is not None
 
 
-def _listed(missing: Sequence[str]) -> str:
-    shown = ", ".join(missing[:3])
-    noun = "tensor" if len(missing) == 1 else f"{len(missing)} tensors:"
-    return f"{noun} {shown}" + (" and others" if len(missing) > 3 else "")
+def ignored(where: str, names: Sequence[str], architecture: str) -> str:
+    """The warning of tensors that nothing reads, in one line however many there are."""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{where}: {listed(names)} {verb} not part of a {architecture} model and {verb} ignored"
+
+
+def listed(names: Sequence[str], noun: str = "tensor") -> str:
+    """The count and the first three."""
+    shown = ", ".join(names[:3])
+    noun = noun if len(names) == 1 else f"{len(names)} {noun}s:"
+    return f"{noun} {shown}" + (" and others" if len(names) > 3 else "")

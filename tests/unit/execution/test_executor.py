@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from octavo.config import (
     ConfigError,
@@ -166,7 +167,24 @@ def test_no_token_allowed_is_an_error_of_that_request(executor: LocalExecutor) -
     driver = Driver(executor)
     good, bad = driver.start([4, 5]), driver.start([4, 5], everything)
     result = driver.step([(good, 2), (bad, 2)])
-    assert result.outputs[0].tokens and "no token may be drawn" in (result.outputs[1].error or "")
+    assert result.outputs[0].tokens
+    assert result.outputs[1].error == "no token may be drawn: every one is forbidden by logit_bias"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinite_logits_are_the_models_fault(config: EngineConfig, executor: LocalExecutor) -> None:
+    """The last norm is so large that products overflow; the request asks for nothing special."""
+    folder = Path(config.model.path)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], 1e38)
+    save_file(weights, path)
+    backend = ExecutionConfig(backend=executor.config.execution.backend)
+    made = build_executor(replace(config, execution=backend), lambda what, fraction: None)
+    result = made.submit(StepPlan(0, (new_slot([5, 6, 7]),), (SeqWork(0, 0, 3, ((0,),), True),), ())).result()
+    made.close()
+    error = result.outputs[0].error or ""
+    assert "logits for this request are not" in error and "weights" in error and "logit_bias" not in error, error
 
 
 def test_min_tokens_bans_what_would_end_the_request(executor: LocalExecutor) -> None:

@@ -226,8 +226,28 @@ def test_olmo2_norms_whole_rows_and_what_comes_out() -> None:
 def test_settings_that_nothing_computes_are_named(values: dict[str, Any], words: list[str]) -> None:
     message = refused(hf, "LlamaForCausalLM", **values)
     assert all(word in message for word in ["config.json", *words]), message
-    neutral = {"attention_dropout": 0.1, "pretraining_tp": 2, "sliding_window": None, "num_local_experts": 0}
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"attention_dropout": 0.1, "pretraining_tp": 2, "sliding_window": None, "num_local_experts": 0},
+        {"layer_types": ["full_attention"] * 4},
+        {"layer_types": ["full_attention"] * 4, "sliding_window": 8, "sliding_window_pattern": 2},
+        {"use_sliding_window": False, "sliding_window": 8},
+        {"sliding_window_pattern": 6},
+        {"no_rope_layers": [1, 1, 1, 1]},
+        {"num_experts": 0, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ],
+)
+def test_settings_that_change_nothing_are_taken(neutral: dict[str, Any]) -> None:
     assert hf("LlamaForCausalLM", **neutral) == hf("LlamaForCausalLM")
+
+
+def test_full_attention_beside_a_window_that_holds_is_refused() -> None:
+    message = refused(hf, "MistralForCausalLM", layer_types=["full_attention"] * 4, sliding_window=7)
+    assert "layer_types" in message and message.endswith("it must be absent")
+    assert "layer_types" in refused(hf, "LlamaForCausalLM", layer_types=["sliding_attention"] * 4)
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,22 @@ def test_an_unknown_tensor_warns_and_a_rotary_table_does_not(tmp_path: Path, cap
     assert "inv_freq" not in caplog.text
 
 
+def test_many_unknown_tensors_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_hf(tmp_path / "m")
+    extra = {f"model.layers.7.{i}.weight": np.ones(3) for i in range(9)}
+    write_safetensors(model.path / "model.safetensors", {**as_stored(model), **extra})
+    open_checkpoint(model.path).close()
+    (line,) = caplog.messages
+    assert "9 tensors: " in line and line.count("model.layers.7.") == 3 and "are not part of a llama model" in line
+
+
+def test_an_untied_model_inside_a_multimodal_one_is_called_that(tmp_path: Path) -> None:
+    model = write_hf(tmp_path / "m", Tiny(tied=False))
+    named = {f"language_model.{name}": array for name, array in as_stored(model).items()}
+    write_safetensors(model.path / "model.safetensors", named)
+    assert "multimodal" in refusal(model.path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

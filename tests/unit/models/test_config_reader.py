@@ -189,6 +189,7 @@ def test_wrong_metadata_is_named_with_file_and_key(call: Any, words: list[str]) 
         ({"llama__residual_scale": 0.5}, True),
         ({"llama__residual_scale": 1.0}, False),
         ({"llama__attention__sliding_window_pattern": np.array([True, False])}, True),
+        ({"llama__attention__sliding_window_pattern": np.array([False, False])}, False),
         ({"llama__rope__dimension_sections": np.array([8, 8, 8])}, True),
         ({"llama__pooling_type": 3}, True),
         ({"qwen2__expert_count": 8}, False),

@@ -114,7 +114,9 @@ def test_file_types_keep_their_precision(model: Model) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "longer", "index", "empty", "weights", "checksum"])
-def test_a_damaged_arena_is_packed_again(damage: str, tmp_path: Path, model: Model) -> None:
+def test_a_damaged_arena_is_packed_again(
+    damage: str, tmp_path: Path, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
     plan = plan_arena(SHAPES, "bf16")
     open_arena(plan, "id", model, tmp_path, quiet)
     (path,) = tmp_path.glob("*.arena")
@@ -131,6 +133,7 @@ def test_a_damaged_arena_is_packed_again(damage: str, tmp_path: Path, model: Mod
     path.write_bytes(damaged[damage])
     again = open_arena(plan, "id", model, tmp_path, quiet)
     assert (again.origin, model.passes) == ("packed", 2)
+    assert caplog.text.count("is damaged") == (damage in ("weights", "checksum"))
     check(again, model)
 
 

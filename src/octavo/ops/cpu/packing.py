@@ -179,7 +179,7 @@ def open_arena(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            buffer = _map(path, plan)
+            buffer = _map(path, plan, tell=False)  # the first look told of a damaged one
             if buffer is not None:
                 return Arena(plan, buffer, "mapped", path=path)
             _write(path, plan, tensors, progress)
@@ -196,7 +196,7 @@ def _index(plan: ArenaPlan) -> bytes:
     return hashlib.sha256(json.dumps(body).encode()).digest()
 
 
-def _map(path: Path, plan: ArenaPlan) -> Any | None:
+def _map(path: Path, plan: ArenaPlan, tell: bool = True) -> Any | None:
     """The arena in `path`, if it is there, complete, as planned, and holds what was written."""
     index = _index(plan)
     try:
@@ -214,7 +214,8 @@ def _map(path: Path, plan: ArenaPlan) -> Any | None:
     buffer = _native.map_arena(str(path), DATA_OFFSET, plan.size)
     if _native.checksum(buffer) == written:
         return buffer
-    logger.warning("%s is damaged and is packed again", path)
+    if tell:
+        logger.warning("%s is damaged and is packed again", path)
     return None
 
 
