@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.bench.arm import Arm, Run
 from octavo.bench.machine import Watch, as_json, header
-from octavo.bench.offline import limits_of
+from octavo.bench.offline import limits_of, noise
 from octavo.bench.predict import StepCost, batching_ratio
 from octavo.bench.stats import LEAST_PAIRS, Ratio, paired_ratio, spread
 from octavo.bench.workload import Workload, constant, exponential, random_workload
@@ -158,6 +158,7 @@ class Finding:
     different: int
     """Pairs whose outputs differ."""
     same_outputs: bool
+    seed: int
     others: float
     """Share of the machine that other processes took meanwhile."""
     seconds: float
@@ -182,10 +183,7 @@ class Finding:
         if self.predicted is not None:
             lines.append(f"predicted  {self.predicted:.3f} from the measured cost of a step: {self.share:.2f} of it")
         lines.append(f"outputs    {self._outputs()}")
-        lines.append(f"others     {self.others:.0%} of the CPUs were used by other processes")
-        if self.others > 0.1:
-            lines.append("           the machine was not quiet: repeat this before it is quoted")
-        return lines
+        return [*lines, f"seed       {self.seed}", *noise(self.others, None)]
 
     @property
     def share(self) -> float:
@@ -247,6 +245,7 @@ def measure(
         predicted=spread(predictions).median if predictions else None,
         different=different,
         same_outputs=pair.same_outputs,
+        seed=seed,
         others=watch.share,
         seconds=time.monotonic() - began,
         lines=tuple(header(execution.isa, execution.threads, limits)),

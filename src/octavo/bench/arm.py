@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +20,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.execution.factory import build_executor
 from octavo.models.checkpoint import open_checkpoint
+from octavo.models.locate import locate_model
 from octavo.types import Executor, FinishReason, NewRequest, SamplingParams
 
 Wrap = Callable[[Executor], Executor]
@@ -106,6 +107,7 @@ class Arm:
 
     def __init__(self, name: str, config: EngineConfig, wrap: Wrap | None = None) -> None:
         self.name = name
+        config = replace(config, model=locate_model(config.model))
         self._local = build_executor(config, lambda what, fraction: None)
         self.config = self._local.config
         self.info = self._local.info

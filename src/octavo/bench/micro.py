@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.bench.arm import Arm
 from octavo.bench.machine import Limits, as_json, header
-from octavo.bench.offline import limits_of
+from octavo.bench.offline import limits_of, noise
 from octavo.bench.step import Meter, measure_step
 
 
@@ -39,6 +39,9 @@ class Micro:
     context: int
     rows: tuple[OpRow, ...]
     lines: tuple[str, ...]
+    others: float
+    """Share of the CPUs that other processes took meanwhile."""
+    seed: int
     machine: dict[str, Any]
 
     def text(self) -> list[str]:
@@ -48,7 +51,7 @@ class Micro:
             gbs, gflops = ("-" if x is None else f"{x:.1f}" for x in (row.gbs, row.gflops))
             share = "-" if row.share is None else f"{row.share:.0%} {row.limit}"
             lines.append(f"{row.rows:4d}  {row.name:22s} {row.milliseconds:7.3f} {gbs:>9s} {gflops:>9s}   {share}")
-        return lines
+        return [*lines, f"seed       {self.seed}", *noise(self.others, None)]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,13 +61,15 @@ def measure_micro(arm: Arm, meter: Meter, batches: list[int], context: int, step
     """`arm` was made with `meter` as its wrapper (step.metered)."""
     limits = limits_of(arm)
     rows = []
+    others = 0.0
     for batch in batches:
         report = measure_step(arm, meter, batch, context, steps, seed)
+        others = max(others, report.others)
         for name, milliseconds in sorted(report.native.items(), key=lambda item: -item[1]):
             rows.append(_row(arm, name, batch, context, milliseconds, limits))
     execution = arm.config.execution
     lines = header(execution.isa or "-", execution.threads or 1, limits)
-    return Micro(context, tuple(rows), tuple(lines), as_json(limits))
+    return Micro(context, tuple(rows), tuple(lines), others, seed, as_json(limits))
 
 
 def _row(arm: Arm, name: str, batch: int, context: int, milliseconds: float, limits: Limits | None) -> OpRow:

@@ -16,6 +16,8 @@ from octavo.bench.machine import Limits, Watch, as_json, header, measure_limits
 from octavo.bench.stats import Spread, spread
 from octavo.bench.workload import constant, random_workload
 
+QUIET = 0.1
+"""Other processes' share of the CPUs above which figures are not to be quoted."""
 NOISY = 0.25
 """Quartiles further apart than this share of the median are no result."""
 
@@ -46,6 +48,7 @@ class Offline:
     output: int
     rows: tuple[Row, ...]
     others: float
+    seed: int
     lines: tuple[str, ...]
     machine: dict[str, Any]
 
@@ -63,11 +66,18 @@ class Offline:
                 f"{row.batch:5d}  {quartiles:30s} {row.step_ms:8.2f} {shares[0]:>13s} {shares[1]:>17s} "
                 f"{row.prefill.median:14.0f}{note}"
             )
-        lines.append(f"others     {self.others:.0%} of the CPUs were used by other processes")
-        return lines
+        return [*lines, f"seed       {self.seed}", *noise(self.others, None)]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def noise(others: float, seen: Spread | None) -> list[str]:
+    """What else ran, and whether the figures are worth quoting."""
+    lines = [f"others     {others:.0%} of the CPUs were used by other processes"]
+    if others > QUIET or (seen is not None and seen.relative > NOISY):
+        lines.append("           the machine was not quiet: repeat this before it is quoted")
+    return lines
 
 
 def measure_offline(
@@ -99,7 +109,7 @@ def measure_offline(
     ]
     execution = arm.config.execution
     lines = header(execution.isa or "-", execution.threads or 1, limits)
-    return Offline(prompt, output, tuple(rows), watch.share, tuple(lines), as_json(limits))
+    return Offline(prompt, output, tuple(rows), watch.share, seed, tuple(lines), as_json(limits))
 
 
 def limits_of(arm: Arm) -> Limits | None:

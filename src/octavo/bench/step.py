@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from octavo.bench.arm import Arm
+from octavo.bench.machine import Watch, as_json, header
+from octavo.bench.offline import limits_of, noise
+from octavo.bench.stats import Spread, spread
 from octavo.bench.workload import constant, random_workload
 from octavo.types import Executor, ModelInfo, StepHandle, StepPlan
 
@@ -31,14 +34,25 @@ class StepReport:
     """By kind of op."""
     host: dict[str, float]
     """By part."""
+    spread: Spread
+    """Milliseconds of the whole step."""
+    others: float
+    """Share of the CPUs that other processes took meanwhile."""
+    seed: int
+    lines: tuple[str, ...]
+    machine: dict[str, Any]
 
     def text(self) -> list[str]:
         what = f"{self.batch} rows at {self.context} tokens of context"
-        lines = [f"{what}: {self.total:.3f} ms a step (median of {self.steps})"]
+        quartiles = f"quartiles {self.spread.low:.3f} to {self.spread.high:.3f}"
+        lines = [
+            *self.lines,
+            f"{what}: {self.total:.3f} ms a step (median of {self.steps}, {quartiles}), seed {self.seed}",
+        ]
         for title, parts in (("native", self.native), ("host", self.host)):
             for name, value in sorted(parts.items(), key=lambda item: -item[1]):
                 lines.append(f"  {title:7s}{name:24s} {value:8.3f} ms {value / self.total:6.1%}")
-        return lines
+        return [*lines, *noise(self.others, self.spread)]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +95,8 @@ def measure_step(arm: Arm, meter: Meter, batch: int, context: int, steps: int, s
     arm.run(work)
     meter.submits.clear()
     meter.native.clear()
-    arm.run(work)
+    with Watch() as watch:
+        arm.run(work)
     if program is not None:
         program.set_timing(False)
     meter.program = None
@@ -99,7 +114,20 @@ def measure_step(arm: Arm, meter: Meter, batch: int, context: int, steps: int, s
         "plan, retire, deltas": float(np.median(nexts - starts - submits)) * 1e3,
         "inputs, results, call": max(0.0, float(np.median(submits)) * 1e3 - inside),
     }
-    return StepReport(batch, context, len(chosen), total, native, host)
+    limits = limits_of(arm)
+    return StepReport(
+        batch=batch,
+        context=context,
+        steps=len(chosen),
+        total=total,
+        native=native,
+        host=host,
+        spread=spread([float(value) * 1e3 for value in nexts - starts]),
+        others=watch.share,
+        seed=seed,
+        lines=tuple(header(arm.config.execution.isa or "-", arm.config.execution.threads or 1, limits)),
+        machine=as_json(limits),
+    )
 
 
 def _names(meter: Meter) -> list[str]:

@@ -112,6 +112,12 @@ def test_the_command_writes_a_result_and_refuses_by_name(config: EngineConfig, t
     done = runner.invoke(cli, [*arguments, "--repeats", "1", "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1, 2]
+    for command in ("step", "micro"):
+        done = runner.invoke(
+            cli, ["bench", command, config.model.path, "--batch", "2", "--context", "20", "--steps", "6"]
+        )
+        assert done.exit_code == 0, done.output
+        assert "machine" in done.output and "seed" in done.output and "others" in done.output
     assert "null" in runner.invoke(cli, ["bench", "ablate"]).output
     wrong = runner.invoke(cli, ["bench", "ablate", config.model.path, "--pair", "nothing"])
     assert wrong.exit_code != 0 and "--pair 'nothing' is not known" in str(wrong.exception)

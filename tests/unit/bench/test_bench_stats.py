@@ -16,8 +16,9 @@ def _noisy(rng: np.random.Generator, pairs: int) -> tuple[np.ndarray, np.ndarray
     """Two arms of equal speed on a machine that drifts, with an interruption now and then."""
     drift = np.exp(np.cumsum(rng.normal(0, 0.05, pairs)))
     a, b = (100 * drift * np.exp(rng.normal(0, 0.03, pairs)) for _ in range(2))
-    hit = rng.random(pairs) < 0.1
-    a[hit] *= rng.uniform(0.4, 0.9, hit.sum())
+    for arm in (a, b):
+        hit = rng.random(pairs) < 0.05
+        arm[hit] *= rng.uniform(0.4, 0.9, hit.sum())
     return a, b
 
 
