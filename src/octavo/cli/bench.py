@@ -43,9 +43,7 @@ def bench() -> None:
     from importlib.util import find_spec
 
     if find_spec("psutil") is None:
-        raise ConfigError(
-            "octavo bench needs the package psutil; `python -m pip install psutil` in Octavo's environment would bring it"
-        )
+        raise ConfigError("octavo bench needs psutil; pip install psutil, in Octavo's environment, would bring it")
 
 
 bench.add_command(bench_serve.serve)

@@ -166,8 +166,10 @@ def _choose(selection: Selection) -> _Chosen:
     if not (selection.names or selection.packed or selection.stale or selection.unused_days is not None):
         raise ConfigError("octavo models rm needs a NAME, --packed, --stale or --unused-for DAYS; octavo models lists")
     chosen = _Chosen()
-    sources = [_choose_name(text, chosen) for text in selection.names]
-    chosen.arenas = [one for one in packed_weights() if _is_of(one, sources) or _is_wanted(one, selection)]
+    packed = packed_weights()
+    listed = {one.model for one in packed if one.model} & set(selection.names)
+    sources = [_choose_name(text, chosen) for text in selection.names if text not in listed]
+    chosen.arenas = [one for one in packed if one.model in listed or _is_of(one, sources) or _is_wanted(one, selection)]
     return chosen
 
 

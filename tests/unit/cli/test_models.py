@@ -99,6 +99,10 @@ def test_packed_weights_go_by_age_by_model_and_by_version(tmp_path: Path, monkey
     assert said(Selection(unused_days=1)).startswith("packed weights of m, ")
     assert [one.path for one in packed_weights()] == [foreign]
     assert said(Selection(packed=True)).endswith("freed") and packed_weights() == []
+    LLM(gguf, config=EngineConfig(kv=KVConfig(size_tokens=64))).close()
+    assert said(Selection(("m",))).endswith("freed") and packed_weights() == [], (
+        "a name that the list shows is one to remove"
+    )
     with pytest.raises(ModelError, match="delete it yourself"):
         said(Selection((str(gguf),)))
     with pytest.raises(ConfigError, match="needs a NAME"):
