@@ -20,7 +20,7 @@ from octavo.execution.forward import Forward
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.packed import note_use
 from octavo.models.rope import note as rope_note
-from octavo.models.spec import Checkpoint, ModelSpec
+from octavo.models.spec import Checkpoint, ModelError, ModelSpec
 from octavo.models.store import cache_dir, default_model
 from octavo.types import KVGroupSpec, ModelInfo, SamplingDefaults
 
@@ -142,7 +142,13 @@ def _load(
 
     # The float32 form is for checking, and eight times the file's size: not worth the disk.
     directory = cache_dir() / "packed" if plan.config.model.precision == "bf16" else None
-    arena = open_arena(plan.arena, checkpoint.weights_id(), checkpoint.tensors, directory, progress)
+    weights_id = checkpoint.weights_id()
+    arena = open_arena(plan.arena, weights_id, checkpoint.tensors, directory, progress)
+    if checkpoint.weights_id() != weights_id:
+        # Kept, it would be taken for the packed form of files that it was not made of.
+        if arena.path is not None and arena.origin == "packed":
+            arena.path.unlink(missing_ok=True)
+        raise ModelError("the model's files changed while they were loaded: start again once they are complete")
     if arena.path is not None:
         note_use(arena.path, plan.config.model.name or checkpoint.name, plan.config.model.path, layout_id())
     forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, plan.groups, num_blocks)
