@@ -129,7 +129,11 @@ class Metadata:
             value = self.values.get(self.full(key))
             if key in self._read or value is None or _idle(value, neutral):
                 continue
-            raise self.error(f"metadata key {self.full(key)} is {short(value)}, which this architecture does not use")
+            works = " or ".join([*(repr(one).lower() for one in neutral), "absent"])
+            raise self.error(
+                f"metadata key {self.full(key)} is {short(value)}, which this architecture does not use; "
+                f"it must be {works}"
+            )
 
 
 def _idle(value: Any, neutral: tuple[Any, ...]) -> bool:
