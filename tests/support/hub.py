@@ -20,7 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-REPO = Path(__file__).resolve().parents[2]
+import octavo
+
+INSTALLED = Path(octavo.__file__).parents[1]
+"""Where the package under test lies: the source tree, or the environment it was installed into."""
 FETCH = """
 import sys
 from octavo.models.locate import fetch_model
@@ -266,7 +269,7 @@ class Machine:
     def environment(self, **changes: str) -> dict[str, str]:
         own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_", "TRANSFORMERS_"))}
         own |= {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        return {**own, "OCTAVO_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(REPO / "src"), **changes}
+        return {**own, "OCTAVO_CACHE": str(self.folder / "cache"), "PYTHONPATH": str(INSTALLED), **changes}
 
     def octavo(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """The command."""
