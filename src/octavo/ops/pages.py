@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
-
 
 def give_back(data: memoryview) -> None:
-    """Takes the pages under a view of a read-only mapped file out of this process's memory; does nothing to others."""
+    """Takes the pages of the read-only mapped file under a view out of this process's memory; nothing else.
+
+    All of the file's: a fault maps whatever the page cache keeps in one piece with the page, before it and behind,
+    and pages given back one by one would return with their neighbours.
+    """
     mapping = data.obj
-    if not isinstance(mapping, mmap.mmap) or not data.readonly or not data.nbytes or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    base = np.frombuffer(mapping, np.uint8).ctypes.data
-    start = np.frombuffer(data, np.uint8).ctypes.data - base
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    mapping.madvise(mmap.MADV_DONTNEED, first, start + data.nbytes - first)
+    if isinstance(mapping, mmap.mmap) and data.readonly and data.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
