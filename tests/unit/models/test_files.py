@@ -44,14 +44,19 @@ def _open(folder: Path) -> None:
     load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("name", OPTIONAL + NEEDED)
-@pytest.mark.parametrize("make", KINDS)
+WRONG = [
+    (name, make)
+    for name in OPTIONAL + NEEDED
+    for make in KINDS
+    if (name, make) != ("additional_chat_templates", Path.mkdir)  # which is a directory
+]
+
+
+@pytest.mark.parametrize(("name", "make"), WRONG)
 def test_an_entry_that_is_no_file_is_refused_by_name(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
     folder = write_hf(tmp_path / "m").path
     if (folder / name).exists():
         (folder / name).unlink()
-    if name == "additional_chat_templates" and make is Path.mkdir:
-        pytest.skip("a directory is what this one is")
     make(folder / name)
     with pytest.raises(ModelError) as caught:
         _open(folder)
