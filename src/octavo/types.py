@@ -80,10 +80,26 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
     cache_salt: str = ""
     """Requests share cached prefixes only where salt and tenant are equal."""
     tenant: str = ""
+    """Who pays: fairness counts by it and cached prefixes are its own; empty where the server knows no tenants."""
     priority: int = 0
-    """Lower runs first."""
+    """Lower runs first where `--scheduling-policy priority` is on; otherwise it is 0."""
+    deadline: float | None = None
+    """Unix time in seconds at which the request ends with an error, wherever it stands. None: never."""
     adapter: str = ""
     """Reserved; part of the block key."""
+
+
+class ErrorCode(StrEnum):
+    """What kind of error ended a request, where the reason is not the engine's fault."""
+
+    DEADLINE = "deadline_exceeded"
+    """The request's own deadline passed."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """It waited longer than the queue allows."""
+    QUEUE_FULL = "queue_full"
+    """There was no place in the queue."""
+    NEVER_FITS = "never_fits"
+    """It is larger than what the engine can ever run."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -127,6 +143,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     cached_tokens: int | None = None
     """Prompt tokens taken from the prefix cache at first admission; sent with the first delta."""
+    code: ErrorCode | None = None
+    """Set beside `error` where the request, the queue or the clock ended it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
