@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
 from octavo.engine.identity import difference
+from octavo.engine.streams import DeltaStream as DeltaStream
 from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, EngineProcess
 from octavo.types import (
     Abort,
@@ -54,66 +55,6 @@ class EngineFailed(Exception):
 
 class ModelChanged(EngineFailed):
     """The engine that was started again has another model."""
-
-
-class DeltaStream:
-    """Deltas of one submission, in order of arrival; it ends once each of its requests has had its final delta.
-
-    What waits here is bounded: a request's tokens are.
-    """
-
-    __slots__ = ("_abandon", "_open", "_pending", "_waiter")
-
-    def __init__(self, request_ids: Iterable[int], abandon: Callable[[list[int]], None]) -> None:
-        self._open = set(request_ids)
-        self._pending: list[TokenDelta] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._abandon = abandon
-
-    def push(self, delta: TokenDelta) -> None:
-        self._pending.append(delta)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> list[TokenDelta]:
-        """All deltas that have arrived since the last call, at least one; an empty list at the end."""
-        if not self._pending:
-            if not self._open:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-            if not self._open:
-                return []
-        deltas, self._pending = self._pending, []
-        for delta in deltas:
-            if delta.finish is not None:
-                self._open.discard(delta.request_id)
-        return deltas
-
-    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        while deltas := await self.next():
-            for delta in deltas:
-                yield delta
-
-    def end(self, request_id: int) -> None:
-        """The caller needs no more of this request: it is aborted in the engine, and its deltas are dropped."""
-        if request_id in self._open:
-            self._open.discard(request_id)
-            self._abandon([request_id])
-
-    def close(self) -> None:
-        """Ends all that is still open, and the reader's wait for it; harmless when nothing is."""
-        if self._open:
-            ids = list(self._open)
-            self._open.clear()
-            self._abandon(ids)
-            self._wake()
 
 
 class _OpenRequest:

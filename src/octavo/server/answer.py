@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from octavo.engine.client import DeltaStream
+from octavo.engine.streams import DeltaStream
 from octavo.engine.detokenizer import TokenBytes
 from octavo.observability.metrics import Metrics
 from octavo.server.body import Receive, Send
