@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from octavo.engine.streams import DeltaStream
 from octavo.engine.detokenizer import TokenBytes
+from octavo.engine.streams import DeltaStream
 from octavo.observability.metrics import Metrics
 from octavo.server.body import Receive, Send
 from octavo.server.choice import Piece
