@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from octavo.bench.arm import Arm, Run
-from octavo.bench.machine import Watch, as_json, header
-from octavo.bench.offline import limits_of, noise
+from octavo.bench.machine import Watch, as_json, header, noise
+from octavo.bench.offline import limits_of
 from octavo.bench.predict import StepCost, batching_ratio
 from octavo.bench.stats import LEAST_PAIRS, Ratio, paired_ratio, spread
 from octavo.bench.workload import Workload, constant, exponential, random_workload
@@ -183,6 +183,8 @@ class Finding:
         if self.predicted is not None:
             lines.append(f"predicted  {self.predicted:.3f} from the measured cost of a step: {self.share:.2f} of it")
         lines.append(f"outputs    {self._outputs()}")
+        each = self.seconds / self.ratio.pairs
+        lines.append(f"took       {self.seconds:.0f} s, {each:.2g} s a pair (warm-up and step costs included)")
         return [*lines, f"seed       {self.seed}", *noise(self.others, None)]
 
     @property

@@ -15,6 +15,12 @@ from typing import Any
 import psutil
 
 from octavo import __version__, _native
+from octavo.bench.stats import Spread
+
+QUIET = 0.1
+"""Other processes' share of the CPUs above which figures are not to be quoted."""
+NOISY = 0.25
+"""Quartiles further apart than this share of the median are no result."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +92,36 @@ def describe() -> dict[str, Any]:
     }
 
 
+def machine_lines(facts: dict[str, Any]) -> tuple[str, str]:
+    """What `describe` gave, for a person: the machine, and its load."""
+    return (
+        f"machine    {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, Linux {facts['kernel']}",
+        f"load       {' '.join(str(value) for value in facts['load_average'])} (1, 5, 15 minutes)",
+    )
+
+
 def header(isa: str, threads: int, limits: Limits | None) -> list[str]:
     """The lines that open every report."""
     facts = describe()
+    machine, load = machine_lines(facts)
     lines = [
-        f"machine    {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, Linux {facts['kernel']}",
+        machine,
         f"kernels    {isa} of {', '.join(facts['instruction_sets'])}, {threads} threads",
-        f"load       {' '.join(str(value) for value in facts['load_average'])} (1, 5, 15 minutes)",
+        load,
     ]
     if limits is not None:
         lines.append(
             f"limits     {limits.read_gbs:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB, "
             f"{limits.gflops:.0f} GFLOP/s (measured in this run)"
         )
+    return lines
+
+
+def noise(others: float, seen: Spread | None) -> list[str]:
+    """What else ran, and whether the figures are worth quoting."""
+    lines = [f"others     {others:.0%} of the CPUs were used by other processes"]
+    if others > QUIET or (seen is not None and seen.relative > NOISY):
+        lines.append("           the machine was not quiet: repeat this before it is quoted")
     return lines
 
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.bench.arm import Arm
-from octavo.bench.machine import Limits, as_json, header
-from octavo.bench.offline import limits_of, noise
+from octavo.bench.machine import Limits, as_json, header, noise
+from octavo.bench.offline import limits_of
 from octavo.bench.step import Meter, measure_step
 
 

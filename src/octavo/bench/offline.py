@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.bench.arm import Arm
-from octavo.bench.machine import Limits, Watch, as_json, header, measure_limits
+from octavo.bench.machine import NOISY, Limits, Watch, as_json, header, measure_limits, noise
 from octavo.bench.stats import Spread, spread
 from octavo.bench.workload import constant, random_workload
-
-QUIET = 0.1
-"""Other processes' share of the CPUs above which figures are not to be quoted."""
-NOISY = 0.25
-"""Quartiles further apart than this share of the median are no result."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +65,6 @@ class Offline:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def noise(others: float, seen: Spread | None) -> list[str]:
-    """What else ran, and whether the figures are worth quoting."""
-    lines = [f"others     {others:.0%} of the CPUs were used by other processes"]
-    if others > QUIET or (seen is not None and seen.relative > NOISY):
-        lines.append("           the machine was not quiet: repeat this before it is quoted")
-    return lines
 
 
 def measure_offline(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from octavo.bench.arm import Arm
-from octavo.bench.machine import Watch, as_json, header
-from octavo.bench.offline import limits_of, noise
+from octavo.bench.machine import Watch, as_json, header, noise
+from octavo.bench.offline import limits_of
 from octavo.bench.stats import Spread, spread
 from octavo.bench.workload import constant, random_workload
 from octavo.types import Executor, ModelInfo, StepHandle, StepPlan

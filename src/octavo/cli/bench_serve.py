@@ -16,6 +16,9 @@ from octavo.config import ConfigError
 
 _POSITIVE = FiniteRange(0, 1e9, min_open=True)
 _TOKENS = click.IntRange(1, 1 << 20)
+_JSON = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here."
+)
 
 _OPTIONS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("--shape", click.Choice(["closed", "poisson", "trace"]), {"default": "closed", "show_default": True}),
@@ -84,7 +87,7 @@ def serve(url: str, **options: Any) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _check_pid(options["server_pid"])
-    _check_folder(options["json"])
+    check_folder("--json", options["json"])
     report = measure_server(target, plan, options["server_pid"], bench_progress())
     show(report.text(), report.as_json(), options["json"])
     if report.faults:
@@ -112,32 +115,43 @@ def _check_pid(pid: int | None) -> None:
         )
 
 
-def _check_folder(path: str | None) -> None:
+def check_folder(flag: str, path: str | None) -> None:
     """Before the run, which may be long."""
     if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no such folder; --json result.json would work")
+        name = f"result{Path(path).suffix or '.json'}"
+        raise ConfigError(f"{flag} {path}: there is no such folder; {flag} {name} would work")
 
 
 @click.command()
 @click.argument("a", type=click.Path(dir_okay=False))
 @click.argument("b", type=click.Path(dir_okay=False))
-def compare(a: str, b: str) -> None:
+@_JSON
+def compare(a: str, b: str, json_path: str | None) -> None:
     """Two files of `bench serve --json`, B against A."""
     from octavo.bench.serve import report
+    from octavo.cli.bench import show
 
-    for line in report.compare(report.read_result(a), report.read_result(b)):
-        click.echo(line)
+    check_folder("--json", json_path)
+    found = report.compare(report.read_result(a), report.read_result(b))
+    show(found.text(), found.as_json(), json_path)
 
 
 @click.command()
 @click.option("--streams", type=click.IntRange(1, 1000), default=5, show_default=True)
 @click.option("--rate", type=_POSITIVE, default=5000.0, show_default=True, help="Events a second on each stream.")
 @click.option("--seconds", type=_POSITIVE, default=2.0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here.")
-def client(streams: int, rate: float, seconds: float, json_path: str | None) -> None:
-    """Is the client of `bench serve` good enough on this machine? Checks it against a server that logs its sends."""
-    from octavo.bench.serve.self_check import check_client
-    from octavo.cli.bench import show
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True)
+@_JSON
+def client(streams: int, rate: float, seconds: float, repeats: int, json_path: str | None) -> None:
+    """Is the client of `bench serve` good enough on this machine? Checks it against a server that logs its sends.
 
-    found = check_client(streams, rate, seconds)
+    It ends with status 1 unless the client is good enough.
+    """
+    from octavo.bench.serve.self_check import judge_client
+    from octavo.cli.bench import bench_progress, show
+
+    check_folder("--json", json_path)
+    found = judge_client(streams, rate, seconds, repeats, bench_progress())
     show(found.text(), found.as_json(), json_path)
+    if not found.good:
+        raise SystemExit(1)

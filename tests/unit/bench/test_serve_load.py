@@ -8,11 +8,13 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from octavo.bench.machine import describe
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import Client, fetch, stream_once
 from octavo.bench.serve.load import Load
@@ -20,7 +22,7 @@ from octavo.bench.serve.metrics import measure
 from octavo.bench.serve.plan import Ask, Levels, Plan, Work
 from octavo.bench.serve.report import Report, compare
 from octavo.bench.serve.run import measure_server
-from octavo.bench.serve.self_check import check_client, null_server
+from octavo.bench.serve.self_check import Check, Judgement, check_client, null_server
 from octavo.bench.serve.target import parse_target
 from tests.support.odd_server import OddServer
 
@@ -48,6 +50,29 @@ def test_every_event_arrives_and_none_before_it_was_sent() -> None:
     assert found.events == 5 * 150
     # Load on the machine makes lags; an error of the client's own would be in the smallest one too.
     assert 0 <= found.smallest_ms < 1.0, found
+
+
+def test_the_client_is_judged_with_its_machine_beside_it() -> None:
+    facts = describe()
+    fast = Check(5, 5000.0, 50_000, 25_000.0, {"p99": 0.2}, 0.01, 0.9, 1.0, 0.6)
+    slow = replace(fast, within_1ms=0.5)
+    good = Judgement((fast, fast, slow), 0.0, facts)
+    assert good.good and good.result and "good enough here: 2 of 3" in good.verdict
+    bad = Judgement((slow, slow, fast), 0.0, facts)
+    assert bad.result and not bad.good and "NOT good enough here" in bad.verdict
+    busy = Judgement((slow, slow, fast), 0.5, facts)
+    assert not busy.result and not busy.good and "NOT A RESULT" in busy.verdict and "50%" in busy.verdict
+    # What passes on a busy machine is good.
+    assert Judgement((fast, fast, fast), 0.5, facts).good
+    assert [line.split()[0] for line in good.text()][:2] == ["machine", "load"]
+
+
+def test_the_client_command_ends_with_its_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "client.json"
+    done = bench("client", "--rate", "200", "--seconds", "0.2", "--repeats", "2", "--json", str(path))
+    found = json.loads(path.read_text())
+    assert found["good"] == (done.returncode == 0) and len(found["checks"]) == 2, done
+    assert "verdict " in done.stdout and "machine " in done.stdout, done
 
 
 def test_a_measurement_of_the_null_server_is_whole_and_exact() -> None:
@@ -215,8 +240,21 @@ def test_the_command_writes_a_result_that_two_runs_are_compared_by(tmp_path: Pat
     faster = msgspec.json.decode(msgspec.json.encode(result))
     for one in faster["repeats"]:
         one["output_rate"] *= 100
-    line = next(line for line in compare(result, faster) if line.startswith("output tokens/s"))
-    assert "100.000   more" in line
+    found = compare(result, faster)
+    assert "100.000   more" in next(line for line in found.text() if line.startswith("output tokens/s"))
+    assert [row.verdict for row in found.rows if row.figure == "output tokens/s"] == ["more"]
+
+
+def test_a_comparison_is_written_for_machines_too(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.json", tmp_path / "compared.json"
+    with OddServer() as server:
+        bench("serve", server.target.url, "--users", "1", "--requests", "2", "--repeats", "1", "--json", str(path))
+    told = bench("compare", str(path), str(path), "--json", str(out))
+    found = json.loads(out.read_text())
+    assert found["a"] == found["b"] and found["differing"] == [], told
+    rates = next(row for row in found["rows"] if row["figure"] == "request rate")
+    assert rates["ratio"] == 1.0 and rates["verdict"] == "fewer than three repeats", rates
+    assert "machine" in found["a"] and "drifts" in found["note"]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +266,7 @@ def test_the_command_writes_a_result_that_two_runs_are_compared_by(tmp_path: Pat
         (["serve", "http://127.0.0.1:9", "--server-pid", "4194305"], "--server-pid"),
         (["serve", "http://127.0.0.1:9", "--json", "/nowhere/a.json"], "--json"),
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "/nowhere/a.json"),
+        (["client", "--json", "/nowhere/a.json"], "--json result.json would work"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from octavo.bench.machine import machine_lines
 from octavo.bench.serve.metrics import FORMULAS, MERGED, Metrics
 from octavo.bench.serve.plan import Plan
 from octavo.bench.serve.prompts import Dialect
@@ -42,9 +43,8 @@ class Report:
         return [f"repeat {i}: {fault}" for i, one in enumerate(self.repeats, 1) for fault in one.faults()]
 
     def text(self) -> list[str]:
-        facts = self.machine
         lines = [
-            f"client     {facts['cpu']}, {facts['cpus']} CPUs, load {' '.join(map(str, facts['load_average']))}",
+            *machine_lines(self.machine),
             f"server     {self.url}, model {self.dialect.model}, {self.plan.ask.path}",
             f"work       {self.plan.describe()}; seed {self.plan.seed}",
             f"prompts    {self.dialect.describe()}",
@@ -187,32 +187,73 @@ def read_result(path: str) -> dict[str, Any]:
     return found
 
 
-def compare(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """B against A: ratios of medians. "more" and "less" only where the repeats of the two do not overlap."""
-    lines = [
-        f"A          {a['url']}, model {a['dialect']['model']}",
-        f"B          {b['url']}, model {b['dialect']['model']}",
-    ]
-    for name, run in (("A", a), ("B", b)):
-        if not run["result"]:
-            lines.append(f"           {name} is NOT A RESULT: {run['faults'][0]}")
-    differing = [name for name in a["plan"] if name != "seed" and a["plan"][name] != b["plan"].get(name)]
-    if differing:
-        lines.append(f"           the work differs in: {', '.join(differing)}")
-    lines.append(f"{'':18s}{'A':>14s}{'B':>14s}{'B / A':>10s}")
+@dataclass(frozen=True)
+class Compared:
+    """One figure of two runs."""
+
+    figure: str
+    a: float
+    b: float
+    """Medians over the repeats."""
+    ratio: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """B against A. "more" and "less" only where the repeats of the two do not overlap."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    """What each was: address, model, whether it is a result."""
+    differing: tuple[str, ...]
+    """Parts of the plan that are not the same."""
+    rows: tuple[Compared, ...]
+
+    def text(self) -> list[str]:
+        lines = [f"{name:11s}{run['url']}, model {run['model']}" for name, run in (("A", self.a), ("B", self.b))]
+        for name, run in (("A", self.a), ("B", self.b)):
+            if run["faults"]:
+                lines.append(f"           {name} is NOT A RESULT: {run['faults'][0]}")
+        if self.differing:
+            lines.append(f"           the work differs in: {', '.join(self.differing)}")
+        lines.append(f"{'':18s}{'A':>14s}{'B':>14s}{'B / A':>10s}")
+        for row in self.rows:
+            ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+            lines.append(f"{row.figure:18s}{row.a:14.2f}{row.b:14.2f}{ratio:>10s}   {row.verdict}")
+        return [*lines, APART]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "octavo bench compare", **asdict(self), "note": APART}
+
+
+APART = "The two did not run interleaved: a machine that drifts between them is part of every ratio."
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
+    """Of two files of --json."""
+    differing = tuple(name for name in a["plan"] if name != "seed" and a["plan"][name] != b["plan"].get(name))
+    rows = []
     for title, name, column in _COMPARED:
         one, two = _values(a, name, column), _values(b, name, column)
-        if not one or not two:
-            continue
-        ratio = median(two) / median(one) if median(one) else float("nan")
-        apart = min(two) > max(one) or max(two) < min(one)
-        enough = min(len(one), len(two)) >= 3
-        verdict = ("more" if ratio > 1 else "less") if apart and enough else "no difference seen"
-        if not enough:
-            verdict = "fewer than three repeats"
-        lines.append(f"{title:18s}{median(one):14.2f}{median(two):14.2f}{ratio:10.3f}   {verdict}")
-    lines.append("The two did not run interleaved: a machine that drifts between them is part of every ratio.")
-    return lines
+        if one and two:
+            rows.append(_row(title, one, two))
+    return Comparison(_identity(a), _identity(b), differing, tuple(rows))
+
+
+def _identity(run: dict[str, Any]) -> dict[str, Any]:
+    return {"url": run["url"], "model": run["dialect"]["model"], "faults": run["faults"], "machine": run["machine"]}
+
+
+def _row(title: str, one: list[float], two: list[float]) -> Compared:
+    if min(len(one), len(two)) < 3:
+        verdict = "fewer than three repeats"
+    elif min(two) > max(one):
+        verdict = "more"
+    else:
+        verdict = "less" if max(two) < min(one) else "no difference seen"
+    a, b = median(one), median(two)
+    return Compared(title, a, b, b / a if a else None, verdict)
 
 
 def _values(run: dict[str, Any], name: str, column: str | None) -> list[float]:

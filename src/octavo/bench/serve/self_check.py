@@ -1,5 +1,6 @@
 """Is the client good enough on this machine? Streams of the null server, and how far the client's times are from its
-log, on one clock: the client's own share in every latency that it reports.
+log, on one clock: the client's own share in every latency that it reports. Repeated, with what else the machine did,
+it gives a verdict; on a machine too busy to tell, it says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import gc
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from octavo.bench.machine import QUIET, Watch, describe, machine_lines, noise
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import Client
 from octavo.bench.serve.target import Target, parse_target
@@ -55,6 +57,69 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+WITHIN = 0.999
+"""Share of the events that must come within 1 ms. Not all: a scheduler that takes the core away is not the client."""
+SENT = 0.98
+"""Share of the rate that the server must have sent."""
+
+
+def _good(check: Check) -> bool:
+    return check.within_1ms >= WITHIN and check.cpu < 1.0 and check.sent_rate > SENT * check.streams * check.rate
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Some checks, and what they say together."""
+
+    checks: tuple[Check, ...]
+    others: float
+    """Share of the CPUs that other processes took meanwhile."""
+    machine: dict[str, Any]
+
+    @property
+    def good(self) -> bool:
+        """In more than half of the checks: one interruption says nothing of the client."""
+        return self.result and sum(map(_good, self.checks)) > len(self.checks) / 2
+
+    @property
+    def result(self) -> bool:
+        """A failure on a busy machine may be the machine's; what passes on one is good there too."""
+        passed = sum(map(_good, self.checks))
+        return passed == len(self.checks) or self.others <= QUIET
+
+    @property
+    def verdict(self) -> str:
+        passed = f"{sum(map(_good, self.checks))} of {len(self.checks)} checks passed"
+        needed = f"(within 1 ms {WITHIN:.1%} of events, under one core, {SENT:.0%} of the rate sent)"
+        if not self.result:
+            return f"NOT A RESULT: {passed} {needed}, and others used {self.others:.0%} of the CPUs; repeat it"
+        if self.good:
+            return f"good enough here: {passed} {needed}"
+        return f"NOT good enough here: {passed} {needed}; use fewer streams, a lower rate or another machine"
+
+    def text(self) -> list[str]:
+        lines = [*machine_lines(self.machine)]
+        for number, check in enumerate(self.checks, 1):
+            lines += [f"{f'check {number}' if not i else '':11s}{line}" for i, line in enumerate(check.text())]
+        return [*lines, *noise(self.others, None), f"verdict    {self.verdict}"]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": "octavo bench client", "good": self.good, "result": self.result, **asdict(self)}
+
+
+def judge_client(
+    streams: int, rate: float, seconds: float, repeats: int, progress: Callable[[str], None] = lambda what: None
+) -> Judgement:
+    """`repeats` checks, one after the other."""
+    facts = describe()
+    checks = []
+    with Watch() as watch:
+        for number in range(repeats):
+            progress(f"check {number + 1} of {repeats}")
+            checks.append(check_client(streams, rate, seconds))
+    return Judgement(tuple(checks), watch.share, facts)
 
 
 @contextmanager
