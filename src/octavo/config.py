@@ -9,6 +9,7 @@ The environment is read in this module alone.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 
 MIB = 1024 * 1024
@@ -19,6 +20,9 @@ MAX_BLOCK = 65536
 MAX_POOL_TOKENS = 1 << 40
 EMULATED_ISAS = ("amx-emulated",)
 """Instruction sets for tests: never offered."""
+
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 
 class ConfigError(ValueError):
@@ -71,8 +75,12 @@ class SchedulerConfig:
     """Token budget of one step."""
     chunked_prefill: bool = True
     """Off: a prompt is computed whole in one step (the budget must hold the longest prompt)."""
-    max_waiting: int = 4096
+    order: str = "fcfs"
+    """"fcfs" (first come, first served), or "priority": a request's `priority` counts, lower is sooner."""
+    max_queue_requests: int = 4096
     """Requests that may wait; more are refused."""
+    max_queue_seconds: float | None = None
+    """Longest wait for a first admission; then the request ends with an error. None: no end."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,8 @@ class ServerConfig:
     """After SIGTERM, open requests get this long before they are aborted."""
     access_log: bool = False
     """One line a request on standard error."""
+    tenant_header: str | None = None
+    """Requests carry their tenant's name in this header. None: the server knows no tenants."""
     header_seconds: float = 10.0
     """A request line and its headers have this long."""
     max_header_bytes: int = 32 * 1024
@@ -295,7 +305,7 @@ def check_choices(config: EngineConfig) -> None:
         if value not in allowed:
             raise ConfigError(f"{flag} {value!r} is not known; use one of {', '.join(allowed)}")
 
-    def between(flag: str, value: int, low: int, high: int) -> None:
+    def between(flag: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
             near = min(max(value, low), high)
             raise ConfigError(f"{flag} {value} is outside {low} to {high}; {near} would work")
@@ -303,11 +313,14 @@ def check_choices(config: EngineConfig) -> None:
     one_of("--precision", config.model.precision, ("bf16", "float32"))
     one_of("--generation-config", config.model.generation_config, ("model", "none"))
     one_of("--policy", config.scheduler.policy, ("continuous", "static"))
+    one_of("--scheduling-policy", config.scheduler.order, ("fcfs", "priority"))
     one_of("--backend", config.execution.backend, ("cpu", "reference"))
     one_of("--attention", config.execution.attention, ("tiled", "naive"))
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
-    between("--max-waiting", config.scheduler.max_waiting, 1, 1_000_000)
+    between("--max-queue-requests", config.scheduler.max_queue_requests, 1, 1_000_000)
+    if config.scheduler.max_queue_seconds is not None:
+        between("--max-queue-seconds", config.scheduler.max_queue_seconds, 0.001, 86_400)
     if not TILE <= config.kv.block_size <= MAX_BLOCK:
         raise ConfigError(
             f"--block-size {config.kv.block_size} is outside {TILE} to {MAX_BLOCK}; --block-size {TILE} would work"
@@ -319,6 +332,13 @@ def check_choices(config: EngineConfig) -> None:
         raise ConfigError("--kv-memory and --kv-tokens both set the KV pool; give one of them")
     if config.model.name is not None and not config.model.name.strip():
         raise ConfigError("--name is empty; leave it out to use the file's name, or --name my-model would work")
+
+
+def check_server(config: ServerConfig) -> None:
+    """Refuses what is wrong about the HTTP side."""
+    header = config.tenant_header
+    if header is not None and not _HEADER.fullmatch(header):
+        raise ConfigError(f"--tenant-header {header!r} is no name of a header; --tenant-header X-Tenant would work")
 
 
 def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:

@@ -172,7 +172,7 @@ class LLM:
 
     def _collect_all(self, asked: Sequence[Asked]) -> list[Completion]:
         """All answers, with no more requests open than may wait; one failure ends them all."""
-        most = self._executor.config.scheduler.max_waiting
+        most = self._executor.config.scheduler.max_queue_requests
         waiting, running, done = deque(asked), deque[_Answer](), []
         try:
             while waiting or running:

@@ -27,6 +27,7 @@ class Rig:
         **scheduler: object,
     ) -> None:
         kv = KVConfig(size_tokens=pool_tokens, block_size=block_size, paged=paged, prefix_cache=prefix_cache)
+        scheduler = {"order": "priority", **scheduler}
         config = EngineConfig(
             model=ModelConfig(max_model_len=max_model_len),
             kv=kv,

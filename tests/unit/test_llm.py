@@ -247,7 +247,7 @@ def test_a_wrong_conversation_is_one_sentence(llm: LLM, messages: Any, error: ty
 
 
 def test_more_prompts_than_may_wait_are_all_answered(model: Path) -> None:
-    with load(model, max_waiting=2, max_num_seqs=1) as own:
+    with load(model, max_queue_requests=2, max_num_seqs=1) as own:
         assert len(own.generate([[token] for token in range(20)], max_tokens=2)) == 20
 
 

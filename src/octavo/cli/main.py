@@ -11,7 +11,7 @@ import click
 import octavo
 from octavo.cli.bench import bench
 from octavo.cli.options import FiniteRange, engine_options
-from octavo.config import ConfigError, EngineConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ServerConfig, check_server
 from octavo.models.files import sentence
 from octavo.models.spec import ModelError
 
@@ -39,14 +39,20 @@ cli.add_command(bench)
     help="After SIGTERM, open requests get this long.",
 )
 @click.option("--access-log/--no-access-log", default=False, help="Log every request  [default: off]")
-def serve(engine: EngineConfig, host: str, port: int, drain_seconds: float, access_log: bool) -> None:
+@click.option("--tenant-header", default=None, help="Header that names a request's tenant, such as X-Tenant [none].")
+def serve(
+    engine: EngineConfig, host: str, port: int, drain_seconds: float, access_log: bool, tenant_header: str | None
+) -> None:
     """Serve MODEL over HTTP: a .gguf file, a directory with safetensors, or ORG/NAME of the Hugging Face Hub.
 
     Without MODEL it is SmolLM2-135M-Instruct. ORG/NAME@REVISION and hf:ORG/NAME:FILE.gguf work too.
     """
     from octavo.server.run import run_server
 
-    config = ServerConfig(host=host, port=port, drain_seconds=drain_seconds, access_log=access_log)
+    config = ServerConfig(
+        host=host, port=port, drain_seconds=drain_seconds, access_log=access_log, tenant_header=tenant_header
+    )
+    check_server(config)
     raise SystemExit(run_server(engine, config))
 
 

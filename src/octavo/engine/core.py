@@ -54,7 +54,8 @@ class EngineCore:
             pool_tokens=self.kv.capacity_tokens,
             max_context=executor.info.max_context,
             vocab_size=executor.info.vocab_size,
-            max_waiting=config.scheduler.max_waiting,
+            max_waiting=config.scheduler.max_queue_requests,
+            priorities=config.scheduler.order == "priority",
         )
         self._flight: deque[StepHandle] = deque()
         self._arrivals = 0
@@ -146,9 +147,9 @@ class EngineCore:
         if self._draining:
             self.scheduler.refuse(request_id, "The engine is shutting down; send the request again in a moment.")
             return
-        error = refusal(message, self._limits, len(self.scheduler.waiting))
-        if error is not None:
-            self.scheduler.refuse(request_id, error)
+        refused = refusal(message, self._limits, len(self.scheduler.waiting))
+        if refused is not None:
+            self.scheduler.refuse(request_id, refused.error, refused.code)
             return
         sequence = self.kv.sequence(message.adapter, message.tenant, message.cache_salt)
         eos = self._executor.info.eos_token_ids

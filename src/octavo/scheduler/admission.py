@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from octavo.kvcache.block_table import SequenceKV
 from octavo.scheduler.state import RequestState
-from octavo.types import NewRequest
+from octavo.types import ErrorCode, NewRequest
 
 _LEAST_EXPECTED = 128
 MAX_PREEMPTIONS = 2
@@ -30,6 +30,8 @@ class Limits:
     max_context: int
     vocab_size: int
     max_waiting: int
+    priorities: bool = True
+    """Requests may have a priority other than 0."""
 
     @property
     def max_total(self) -> int:
@@ -37,8 +39,32 @@ class Limits:
         return min(self.max_model_len, self.pool_tokens)
 
 
-def refusal(request: NewRequest, limits: Limits, waiting: int) -> str | None:
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not taken."""
+
+    error: str
+    code: ErrorCode | None = None
+
+
+def refusal(request: NewRequest, limits: Limits, waiting: int) -> Refusal | None:
     """Why the request cannot be taken at all, or None."""
+    error = _wrong(request, limits)
+    if error is not None:
+        return Refusal(error)
+    if len(request.prompt) >= limits.max_total:
+        return Refusal(_too_long(len(request.prompt), limits), ErrorCode.NEVER_FITS)
+    if waiting >= limits.max_waiting:
+        return Refusal(
+            f"{waiting} requests are waiting and --max-queue-requests is {limits.max_waiting}; "
+            f"try again later or start with --max-queue-requests {2 * limits.max_waiting}.",
+            ErrorCode.QUEUE_FULL,
+        )
+    return None
+
+
+def _wrong(request: NewRequest, limits: Limits) -> str | None:
+    """What no engine could take."""
     prompt = request.prompt
     if not prompt:
         return "The prompt is empty; send at least one token."
@@ -48,13 +74,8 @@ def refusal(request: NewRequest, limits: Limits, waiting: int) -> str | None:
     if low < 0 or high >= limits.vocab_size:
         wrong = low if low < 0 else high
         return f"The prompt holds the token id {wrong}; use ids from 0 to {limits.vocab_size - 1}."
-    if len(prompt) >= limits.max_total:
-        return _too_long(len(prompt), limits)
-    if waiting >= limits.max_waiting:
-        return (
-            f"{waiting} requests are waiting and --max-waiting is {limits.max_waiting}; "
-            f"try again later or start with --max-waiting {2 * limits.max_waiting}."
-        )
+    if request.priority and not limits.priorities:
+        return "priority needs --scheduling-policy priority; leave it out, or start with that flag."
     return None
 
 

@@ -29,4 +29,4 @@ def choose_victim(needy: RequestState, running: Sequence[RequestState]) -> Reque
     if recovering and (not candidates or candidates == [needy]):
         return None
     assert candidates, "requests preempted twice were admitted only where all of them fit to their end"
-    return max(candidates, key=lambda request: request.order)
+    return max(candidates, key=lambda request: (request.priority, request.order))

@@ -22,7 +22,8 @@ from octavo.scheduler.draft import Draft, Item, StepRecord
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import choose_victim
 from octavo.scheduler.state import RequestState, Status
-from octavo.types import FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
+from octavo.scheduler.time_limits import TimeLimits
+from octavo.types import ErrorCode, FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
 
 
 class Counters:
@@ -38,7 +39,8 @@ class Counters:
 class Scheduler:
     """Owns all live requests. `waiting` and `running` are kept in order of priority, then age."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, limits: TimeLimits | None = None) -> None:
+        """limits: for tests with a clock of their own."""
         self.kv = kv
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
@@ -46,6 +48,7 @@ class Scheduler:
         self._config = config
         self._policy = make_policy(config.policy)
         self._chunking = make_chunking(config.chunked_prefill)
+        self._limits = limits or TimeLimits(config.max_queue_seconds)
         self._live: dict[int, RequestState] = {}
         self._slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -65,6 +68,8 @@ class Scheduler:
         insort(self.waiting, request, key=_order)
         if reason is not None:
             self.finish(request, reason)
+        else:
+            self._limits.watch(request)
 
     def find(self, request_id: int) -> RequestState | None:
         return self._live.get(request_id)
@@ -78,6 +83,7 @@ class Scheduler:
         reason: FinishReason,
         delta: TokenDelta | None = None,
         error: str | None = None,
+        code: ErrorCode | None = None,
     ) -> None:
         """Ends a live request in any state: its final delta, its slot, its blocks. delta: its last tokens."""
         _remove(self.running if request.status is Status.RUNNING else self.waiting, request)
@@ -95,6 +101,7 @@ class Scheduler:
                 stop,
                 error,
                 _take_cached(request),
+                code,
             )
         )
 
@@ -103,9 +110,9 @@ class Scheduler:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def refuse(self, request_id: int, error: str) -> None:
+    def refuse(self, request_id: int, error: str, code: ErrorCode | None = None) -> None:
         """The final delta of a request that was never added."""
-        self._deltas.append(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
+        self._deltas.append(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error, code=code))
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +122,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None where nothing can be computed now. Counters move here."""
+        for over in self._limits.expired():
+            self.finish(over.request, FinishReason.ERROR, error=over.error, code=over.code)
         draft = Draft(self._config.max_num_batched_tokens)
         for request in self._policy.at_once(self.waiting, self.running):
             if not self._admit(request):

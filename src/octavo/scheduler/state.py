@@ -15,6 +15,10 @@ from enum import Enum
 from octavo.kvcache.block_table import SequenceKV
 from octavo.types import FinishReason, NewRequest
 
+PRIORITY_WORTH = 256
+"""Arrivals that one step of priority is worth: a request is passed by at most this many later ones a step between
+them, so even the lowest priority waits a bounded time."""
+
 
 class Status(Enum):
     """Where a request stands."""
@@ -61,7 +65,7 @@ class RequestState:
         self.max_total = min(self.num_prompt + params.max_tokens, limit)
         self.min_total = self.num_prompt + params.min_tokens
         self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else params.stop_token_ids + eos)
-        self.order = (request.priority, arrival)
+        self.order = (arrival + PRIORITY_WORTH * request.priority, arrival)
         """Who goes first: smaller is earlier. A preempted request keeps its place."""
         self.kv = kv
         self.status = Status.WAITING
@@ -80,6 +84,11 @@ class RequestState:
         """Grows with every work that the scheduler gives out: smaller was served longer ago."""
         self.cached_tokens: int | None = None
         """Set at first admission, taken by the first delta."""
+
+    @property
+    def priority(self) -> int:
+        """Lower is sooner."""
+        return self.request.priority
 
     @property
     def remaining(self) -> int:

@@ -18,10 +18,10 @@ from octavo.engine.streams import DeltaStream
 from octavo.observability.metrics import Metrics
 from octavo.server.body import Receive, Send
 from octavo.server.choice import Piece
-from octavo.server.errors import ApiError, error_body
+from octavo.server.errors import ApiError
 from octavo.server.formats import DONE, Answer, ChatFormat, CompletionFormat, line_safe
 from octavo.server.job import Job
-from octavo.types import FinishReason, TokenDelta
+from octavo.types import ErrorCode, FinishReason, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Responder:
                 return
             for request_id, piece in self._pieces(batch, deltas):
                 if piece.error is not None:
-                    raise ApiError(piece.error, status=_status(batch), code="engine_error")
+                    raise _failure(piece.error, piece.code, batch)
                 answers[request_id].add(piece)
                 left -= piece.finish_reason is not None
         logprobs = self._job.requests[0].params.logprobs is not None
@@ -159,7 +159,7 @@ class Responder:
             if delta.finish in (FinishReason.ERROR, FinishReason.ABORT) and not delta.tokens:
                 self._job.choices[delta.request_id].done = True
                 self._metrics.finished(delta.finish.value)
-                raise ApiError(delta.error or "The request was aborted.", status=_status([delta]), code="engine_error")
+                raise _failure(delta.error or "The request was aborted.", delta.code, [delta])
 
     def _events(self, batch: Sequence[TokenDelta], deltas: DeltaStream) -> tuple[list[bytes], int]:
         """Events of a batch, and how many choices ended in it."""
@@ -168,7 +168,7 @@ class Responder:
         for request_id, piece in self._pieces(batch, deltas):
             events.append(self._shape.chunk(self._job.choices[request_id], piece))
             if piece.error is not None:
-                events.append(b"data: " + error_body(piece.error, 500, code="engine_error") + b"\n\n")
+                events.append(b"data: " + _failure(piece.error, piece.code, []).body() + b"\n\n")
             ended += piece.error is not None or piece.finish_reason is not None
         return [event for event in events if event], ended
 
@@ -210,6 +210,17 @@ class Responder:
             self._metrics.finished(delta.finish.value)
 
 
-def _status(batch: Sequence[TokenDelta]) -> int:
-    """503 where the server is going down, else the engine's fault."""
-    return 503 if any(delta.finish is FinishReason.ABORT for delta in batch) else 500
+_STATUS = {
+    ErrorCode.DEADLINE: 504,
+    ErrorCode.QUEUE_TIMEOUT: 503,
+    ErrorCode.QUEUE_FULL: 429,
+    ErrorCode.NEVER_FITS: 400,
+}
+
+
+def _failure(message: str, code: ErrorCode | None, batch: Sequence[TokenDelta]) -> ApiError:
+    """As the engine says it; else 503 where the server is going down, or the engine's fault."""
+    if code is not None:
+        return ApiError(message, status=_STATUS[code], code=code.value)
+    going = any(delta.finish is FinishReason.ABORT for delta in batch)
+    return ApiError(message, status=503 if going else 500, code="engine_error")

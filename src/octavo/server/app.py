@@ -33,6 +33,7 @@ from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
 from octavo.server.service import STOPPING, Service
+from octavo.server.terms import Terms, read_terms
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class GenerateEndpoint(ABC):
         self._service = service
 
     @abstractmethod
-    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
+    async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
         """The checked body as requests for the engine."""
 
     @abstractmethod
@@ -78,9 +79,10 @@ class GenerateEndpoint(ABC):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         service = self._service
+        terms = read_terms(scope, service.config)
         maker = service.admit()
         body = await read_body(scope, receive, service.config.max_body_bytes)
-        job = await self.make_job(maker, body)
+        job = await self.make_job(maker, body, terms)
         service.check_room(job)
         assert service.text is not None
         responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived)
@@ -106,8 +108,8 @@ class GenerateEndpoint(ABC):
 
 
 class ChatEndpoint(GenerateEndpoint):
-    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
-        return await maker.chat(parse_chat(body))
+    async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
+        return await maker.chat(parse_chat(body), terms)
 
     def shape(self, job: Job) -> ChatFormat:
         assert self._service.text is not None
@@ -115,8 +117,8 @@ class ChatEndpoint(GenerateEndpoint):
 
 
 class CompletionEndpoint(GenerateEndpoint):
-    async def make_job(self, maker: JobMaker, body: bytes) -> Job:
-        return await maker.completion(parse_completion(body))
+    async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
+        return await maker.completion(parse_completion(body), terms)
 
     def shape(self, job: Job) -> CompletionFormat:
         assert self._service.text is not None
@@ -156,7 +158,7 @@ def request_id(scope: Scope) -> bytes:
 
 async def send_error(send: Send, error: ApiError, headers: Headers) -> None:
     body = error.body()
-    extra = [(b"retry-after", b"1")] if error.status == 503 else []
+    extra = [(b"retry-after", str(error.retry_after).encode())] if error.status in (429, 503) else []
     start = {
         "type": "http.response.start",
         "status": error.status,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from octavo.engine.detokenizer import Detokenizer, TokenBytes
 from octavo.server.params import TextOptions
 from octavo.server.stops import StopMatcher
-from octavo.types import FinishReason, TokenDelta, TokenLogprobs
+from octavo.types import ErrorCode, FinishReason, TokenDelta, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Piece:
     entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
+    code: ErrorCode | None = None
 
 
 class Choice:
@@ -109,6 +110,7 @@ class Choice:
         if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
             piece.text += self._stops.flush()
             piece.error = delta.error or "the request was aborted"
+            piece.code = delta.code
             return
         tail = self._detokenizer.finish()
         if tail and self._add(piece, tail):

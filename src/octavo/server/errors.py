@@ -11,12 +11,22 @@ MAX_PARAM = 80
 class ApiError(Exception):
     """Ends a request before its first byte with a status and an error body."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        retry_after: int = 1,
+    ) -> None:
+        """retry_after: seconds, told with 429 and 503."""
         super().__init__(message)
         self.message = message
         self.param = param
         self.status = status
         self.code = code
+        self.retry_after = retry_after
 
     def body(self) -> bytes:
         return error_body(self.message, self.status, self.param, self.code)

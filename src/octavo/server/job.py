@@ -14,6 +14,7 @@ from octavo.server.choice import Choice
 from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits
 from octavo.server.protocol import ChatBody, CompletionBody
+from octavo.server.terms import Terms
 from octavo.server.text import ModelText
 from octavo.types import NewRequest
 
@@ -49,29 +50,37 @@ class JobMaker:
     """Checks bodies against the model and the configuration."""
 
     def __init__(
-        self, text: ModelText, limits: ModelLimits, model_name: str, config: ServerConfig, new_id: Callable[[], int]
+        self,
+        text: ModelText,
+        limits: ModelLimits,
+        model_name: str,
+        config: ServerConfig,
+        new_id: Callable[[], int],
+        priorities: bool,
     ) -> None:
+        """priorities: requests may have one."""
         self._text = text
         self._limits = limits
         self._model_name = model_name
         self._config = config
         self._new_id = new_id
+        self._priorities = priorities
 
-    async def chat(self, body: ChatBody) -> Job:
+    async def chat(self, body: ChatBody, terms: Terms) -> Job:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
         messages = prompts.chat_messages(body)
         self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
         ids = await asyncio.to_thread(self._text.chat, messages)
-        return self._job(body, [ids], logprobs)
+        return self._job(body, [ids], logprobs, terms)
 
-    async def completion(self, body: CompletionBody) -> Job:
+    async def completion(self, body: CompletionBody, terms: Terms) -> Job:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.completion_logprobs(body, self._config)
         ids = await prompts.completion_prompts(body, self._encode, self._limits, self._config)
-        return self._job(body, ids, logprobs)
+        return self._job(body, ids, logprobs, terms)
 
     def _encode(self, text: str) -> list[int]:
         self._refuse_hopeless(len(text), "prompt")
@@ -99,9 +108,15 @@ class JobMaker:
                 code="context_length_exceeded",
             )
 
-    def _job(self, body: ChatBody | CompletionBody, ids: list[list[int]], logprobs: int | None) -> Job:
+    def _job(self, body: ChatBody | CompletionBody, ids: list[list[int]], logprobs: int | None, terms: Terms) -> Job:
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options needs stream true.", param="stream_options")
+        if body.priority and not self._priorities:
+            raise ApiError(
+                "priority has no effect on this server, which was started without --scheduling-policy priority; "
+                "leave it out.",
+                param="priority",
+            )
         options = params.text_options(body, logprobs, self._config)
         n = body.n or 1
         requests: list[NewRequest] = []
@@ -117,6 +132,9 @@ class JobMaker:
                     seed=seed,
                     choice=choice,
                     cache_salt=body.cache_salt or "",
+                    tenant=terms.tenant,
+                    priority=body.priority or 0,
+                    deadline=None if body.deadline_ms is None else terms.arrived + body.deadline_ms / 1000,
                 )
                 choices[request.request_id] = Choice(len(requests), self._text.tokens, options)
                 requests.append(request)

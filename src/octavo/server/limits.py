@@ -53,6 +53,8 @@ REPETITION = Range(whole=False, low=0.01, high=10.0, works=1.1)
 """Logits are divided and multiplied by it in float32, so it must stay far from both ends."""
 BIAS = Range(whole=False, low=-100.0, high=100.0, works=-100)
 LOGPROBS = Range(whole=True, low=0, works=5)
+PRIORITY = Range(whole=True, low=-8, high=8, works=0)
+DEADLINE_MS = Range(whole=True, low=1, high=86_400_000, works=10_000)
 TOKEN_ID = Range(whole=True, low=0, works=0)
 SEED = Range(whole=True, low=0, high=2**64 - 1, works=42)
 """Of `LLM`. The API takes a signed integer of 64 bits instead, as its SDKs send it, and a negative one counts as that

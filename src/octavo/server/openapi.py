@@ -17,9 +17,11 @@ _STATUS = {
     "408": "The request did not come in time.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
+    "429": "The queue is full; retry-after says when to come back.",
     "431": "The request line and headers are too large.",
     "500": "The engine failed on this request.",
-    "503": "The server cannot take the request now.",
+    "503": "The server cannot take the request now, or it waited too long in the queue.",
+    "504": "The request's own deadline passed.",
 }
 
 

@@ -95,6 +95,8 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, limits.REPETITION.meta()] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, limits.PRIORITY.meta()] | None = None
+    deadline_ms: Annotated[int, limits.DEADLINE_MS.meta()] | None = None
     user: Any = None
     metadata: Any = None
     store: Any = None

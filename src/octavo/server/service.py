@@ -111,9 +111,10 @@ class Service:
             return
         self.model_name = ready.info.name
         self.started_at = int(time.time())
+        priorities = self.engine.scheduler.order == "priority"
         limits = ModelLimits(ready.info.num_tokens, ready.max_model_len, ready.info.sampling)
         self.sampling = ready.info.sampling
-        self.maker = JobMaker(self.text, limits, ready.info.name, self.config, self.client.new_id)
+        self.maker = JobMaker(self.text, limits, ready.info.name, self.config, self.client.new_id, priorities)
         if self._on_ready is not None:
             self._on_ready(ready)
 
@@ -165,7 +166,7 @@ class Service:
     def _room(self) -> int:
         """Requests that can still be taken."""
         scheduler = self.engine.scheduler
-        return scheduler.max_num_seqs + scheduler.max_waiting - self.client.num_open()
+        return scheduler.max_num_seqs + scheduler.max_queue_requests - self.client.num_open()
 
     def admit(self) -> JobMaker:
         """What makes jobs; a 503 where none can be taken now."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.kvcache.group import Group
 from octavo.kvcache.keys import KeyContext
 from octavo.kvcache.manager import KVManager
 from octavo.scheduler.admission import Limits, refusal, reserved_growth
 from octavo.scheduler.preemption import choose_victim
 from octavo.scheduler.state import RequestState
+from octavo.types import ErrorCode, NewRequest
 from tests.support.ledger import make_request
 
 LIMITS = Limits(max_model_len=512, pool_tokens=1024, max_context=2048, vocab_size=100, max_waiting=2)
@@ -15,6 +18,12 @@ LIMITS = Limits(max_model_len=512, pool_tokens=1024, max_context=2048, vocab_siz
 
 def _manager(blocks: int = 32) -> KVManager:
     return KVManager([Group(blocks, True)], 32, KeyContext("w", "n", 32))
+
+
+def _error(request: NewRequest, limits: Limits = LIMITS, waiting: int = 0) -> str:
+    refused = refusal(request, limits, waiting)
+    assert refused is not None
+    return refused.error
 
 
 def _running(kv: KVManager, arrival: int, prompt: int, max_tokens: int = 1000, priority: int = 0) -> RequestState:
@@ -30,17 +39,17 @@ def test_requests_that_fit_are_not_refused() -> None:
 
 
 def test_refusals_name_both_numbers_and_a_value_that_works() -> None:
-    by_length = refusal(make_request(1, [5] * 600, 10), LIMITS, 0)
+    by_length = _error(make_request(1, [5] * 600, 10))
     assert by_length == (
         "The prompt has 600 tokens and --max-model-len is 512, answer included; "
         "shorten the prompt to 511 tokens or start with --max-model-len 608."
     )
     pool = Limits(max_model_len=512, pool_tokens=256, max_context=2048, vocab_size=100, max_waiting=2)
-    by_pool = refusal(make_request(1, [5] * 300, 10), pool, 0)
-    assert by_pool is not None and "300" in by_pool and "256" in by_pool and "--kv-tokens 320" in by_pool
+    by_pool = _error(make_request(1, [5] * 300, 10), pool)
+    assert "300" in by_pool and "256" in by_pool and "--kv-tokens 320" in by_pool
     whole = Limits(max_model_len=2048, pool_tokens=4096, max_context=2048, vocab_size=100, max_waiting=2)
-    by_context = refusal(make_request(1, [5] * 3000, 10), whole, 0)
-    assert by_context is not None and "2048" in by_context and "--" not in by_context
+    by_context = _error(make_request(1, [5] * 3000, 10), whole)
+    assert "2048" in by_context and "--" not in by_context
 
 
 def test_other_refusals() -> None:
@@ -51,10 +60,12 @@ def test_other_refusals() -> None:
         "max_tokens": make_request(1, [5], 0),
     }
     for word, request in cases.items():
-        error = refusal(request, LIMITS, 0)
-        assert error is not None and word in error
+        assert word in _error(request)
     full = refusal(make_request(1, [5], 10), LIMITS, 2)
-    assert full is not None and "--max-waiting" in full
+    assert full is not None and "--max-queue-requests" in full.error and full.code is ErrorCode.QUEUE_FULL
+    unordered = replace(LIMITS, priorities=False)
+    assert "--scheduling-policy" in _error(make_request(1, [5], 10, priority=1), unordered)
+    assert refusal(make_request(1, [5], 10), unordered, 0) is None
 
 
 def test_a_preempted_request_asks_for_more_room_each_time() -> None:

@@ -55,7 +55,8 @@ class CoreMachine(RuleBasedStateMachine):
             chunked_prefill=chunked,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
-            max_waiting=6,
+            max_queue_requests=6,
+            order="priority",
         )
 
     @rule(length=LENGTHS, family=st.integers(3, 4), tokens=st.sampled_from([1, 5, 90]), priority=st.integers(0, 1))
