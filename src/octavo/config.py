@@ -61,6 +61,10 @@ class KVConfig:
     """Off: one contiguous block of `max_model_len` a request."""
     prefix_cache: bool = True
     """Off: every prompt is computed from its first token."""
+    prefix_scope: str = "tenant"
+    """"tenant": tenants share no cached block; "shared": they share all of them (`cache_salt` still keeps apart)."""
+    eviction: str = "cost"
+    """"cost": what costs most to compute again stays longest; "lru": what was used last does."""
 
 
 @dataclass(frozen=True)
@@ -312,6 +316,8 @@ def check_choices(config: EngineConfig) -> None:
 
     one_of("--precision", config.model.precision, ("bf16", "float32"))
     one_of("--generation-config", config.model.generation_config, ("model", "none"))
+    one_of("--prefix-cache-scope", config.kv.prefix_scope, ("tenant", "shared"))
+    one_of("--eviction", config.kv.eviction, ("cost", "lru"))
     one_of("--policy", config.scheduler.policy, ("continuous", "static"))
     one_of("--scheduling-policy", config.scheduler.order, ("fcfs", "priority"))
     one_of("--backend", config.execution.backend, ("cpu", "reference"))

@@ -77,6 +77,19 @@ _OPTIONS = [
     click.option("--block-size", type=int, default=_DEFAULTS.kv.block_size, show_default=True, help="Tokens a block."),
     click.option("--paged/--no-paged", default=True, help="Off: one contiguous block a request."),
     click.option("--prefix-cache/--no-prefix-cache", default=True, help="Reuse blocks of equal prompt beginnings."),
+    click.option(
+        "--prefix-cache-scope",
+        "prefix_scope",
+        default=_DEFAULTS.kv.prefix_scope,
+        show_default=True,
+        help="Who shares cached blocks: tenant (each has its own) or shared (all tenants).",
+    ),
+    click.option(
+        "--eviction",
+        default=_DEFAULTS.kv.eviction,
+        show_default=True,
+        help="Which cached block goes first: cost (cheapest to compute again and least used) or lru.",
+    ),
     click.option("--policy", default="continuous", show_default=True, help="continuous or static batching."),
     click.option(
         "--max-num-seqs",
@@ -152,6 +165,8 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             block_size=values["block_size"],
             paged=values["paged"],
             prefix_cache=values["prefix_cache"],
+            prefix_scope=values["prefix_scope"],
+            eviction=values["eviction"],
         ),
         scheduler=SchedulerConfig(
             policy=values["policy"],

@@ -51,7 +51,7 @@ class BlockTable:
 class SequenceKV:
     """One request's pages. Only `KVManager` writes here, except `last_step`."""
 
-    __slots__ = ("capacity", "chain", "handed", "last_step", "matched", "num_blocks", "published", "tables")
+    __slots__ = ("capacity", "chain", "handed", "last_step", "matched", "num_blocks", "published", "tables", "was_open")
 
     def __init__(self, context: KeyContext, groups: int) -> None:
         self.chain = KeyChain(context)
@@ -66,5 +66,7 @@ class SequenceKV:
         """Positions that the prefix cache filled when the tables were last opened."""
         self.published = 0
         """Full blocks already offered to the prefix cache, or taken from it."""
+        self.was_open = False
+        """It has held blocks before: what it finds in the prefix cache now is no hit of a new request."""
         self.last_step = -1
         """Newest step that may touch the blocks; written by the scheduler when it plans work."""

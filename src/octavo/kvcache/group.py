@@ -36,9 +36,9 @@ class Group:
 
     __slots__ = ("cache", "claimed", "pool", "window")
 
-    def __init__(self, total: int, prefix_cache: bool, window: Window | None = None) -> None:
+    def __init__(self, total: int, prefix_cache: bool, window: Window | None = None, eviction: str = "cost") -> None:
         self.pool = BlockPool(total)
-        self.cache: PrefixCache = make_prefix_cache(prefix_cache, self.pool, windowed=window is not None)
+        self.cache: PrefixCache = make_prefix_cache(prefix_cache, self.pool, window is not None, eviction)
         self.claimed = 0
         """Blocks that requests have claimed and do not hold yet."""
         self.window: int | None = None if window is None else window.tokens
@@ -134,6 +134,8 @@ class WindowGroup(Group):
         return max(0, computed - self.window + 1) // block_size
 
 
-def make_group(total: int, prefix_cache: bool, window: Window | None) -> Group:
+def make_group(total: int, prefix_cache: bool, window: Window | None, eviction: str = "cost") -> Group:
     """The group that a model's layers need."""
-    return Group(total, prefix_cache) if window is None else WindowGroup(total, prefix_cache, window)
+    if window is None:
+        return Group(total, prefix_cache, eviction=eviction)
+    return WindowGroup(total, prefix_cache, window)

@@ -52,6 +52,10 @@ def root_key(context: KeyContext) -> bytes:
     return _digest(b"".join(parts))
 
 
+TOKEN_BYTES = 8
+"""Of `pack_tokens`."""
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as bytes, the same on every machine."""
     return struct.pack(f"<{len(tokens)}q", *tokens)

@@ -35,7 +35,10 @@ Growth = Mapping[SequenceKV, int]
 class KVManager:
     """Pages of all requests. `sequence` makes a request's handle; the rest takes it."""
 
-    def __init__(self, groups: Sequence[Group], block_size: int, identity: KeyContext) -> None:
+    def __init__(
+        self, groups: Sequence[Group], block_size: int, identity: KeyContext, shared_scope: bool = False
+    ) -> None:
+        """shared_scope: tenants share what they cache."""
         assert groups, "there is at least one group"
         assert identity.block_size == block_size
         self.block_size = block_size
@@ -43,6 +46,7 @@ class KVManager:
         self.no_blocks: NewBlocks = ((),) * len(groups)
         self._windows = [(number, group) for number, group in enumerate(self.groups) if isinstance(group, WindowGroup)]
         self._identity = identity
+        self._shared_scope = shared_scope
         self._open: dict[int, SequenceKV] = {}
         self._parked: dict[int, list[list[list[int]]]] = {}
         self._retired = -1
@@ -68,7 +72,8 @@ class KVManager:
     def sequence(self, adapter: str = "", tenant: str = "", salt: str = "") -> SequenceKV:
         """A new request's handle; it owns nothing until `reserve`."""
         own = self._identity
-        context = KeyContext(own.weights_id, own.numerics_id, own.block_size, adapter, tenant, salt)
+        scope = "" if self._shared_scope else tenant
+        context = KeyContext(own.weights_id, own.numerics_id, own.block_size, adapter, scope, salt)
         return SequenceKV(context, len(self.groups))
 
     def reserve(self, seq: SequenceKV, tokens: Sequence[int], upto: int, growth: Growth | None = None) -> bool:
@@ -139,6 +144,7 @@ class KVManager:
         else:
             self._release(blocks)
         self._reset(seq)
+        seq.was_open = True
 
     def retire(self, step_id: int) -> None:
         """Step `step_id` and all before it no longer touch any block."""
@@ -193,7 +199,7 @@ class KVManager:
         for group, table, entries in zip(self.groups, seq.tables, found, strict=True):
             table.left = first_seen(count, group.window, self.block_size)
             run = [entry for entry in entries[table.left : count] if entry is not None]
-            group.cache.pin(run)
+            group.cache.pin(run, hit=not seq.was_open)
             group.opened(len(run))
             table.blocks = [entry.block for entry in run]
             table.tail = run[-1]
@@ -255,7 +261,7 @@ def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_
     size = block_tokens(config, max_model_len)
     identity = KeyContext(info.weights_id, info.numerics_id, size)
     groups = [
-        make_group(total, config.prefix_cache, _window(spec, lead, size))
+        make_group(total, config.prefix_cache, _window(spec, lead, size), config.eviction)
         for total, spec in zip(num_blocks, info.kv_groups, strict=True)
     ]
-    return KVManager(groups, size, identity)
+    return KVManager(groups, size, identity, shared_scope=config.prefix_scope == "shared")

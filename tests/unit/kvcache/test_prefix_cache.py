@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.eviction import CostRecency
 from octavo.kvcache.keys import KeyChain, KeyContext
 from octavo.kvcache.prefix_cache import KeyedPrefixCache, NoPrefixCache, Parent, make_prefix_cache
 
@@ -17,7 +18,7 @@ class Shelf:
 
     def __init__(self, total: int = 16) -> None:
         self.pool = BlockPool(total)
-        self.cache = KeyedPrefixCache(self.pool)
+        self.cache = KeyedPrefixCache(self.pool, CostRecency(total))
 
     def publish(self, tokens: list[int], context: KeyContext = CONTEXT) -> list[int]:
         """Computes and publishes all full blocks of `tokens`; returns their ids, still read."""

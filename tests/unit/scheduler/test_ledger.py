@@ -51,7 +51,9 @@ def test_shared_pages_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_matches_that_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _noticed(monkeypatch, lambda patch: patch.setattr(prefix_cache.KeyedPrefixCache, "pin", lambda *_: None))
+    assert _noticed(
+        monkeypatch, lambda patch: patch.setattr(prefix_cache.KeyedPrefixCache, "pin", lambda *_, **__: None)
+    )
 
 
 def test_blocks_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
