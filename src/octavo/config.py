@@ -113,6 +113,8 @@ class EngineConfig:
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     validate_kv: bool = False
     """Recompute every block count from scratch after each step (tests)."""
+    stuck_seconds: float = 20.0
+    """An engine in which nothing moves for so long (and many times what its step should take) is ended; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ ENVIRONMENT = {
     "HF_ENDPOINT": "the Hub to ask, https://huggingface.co where not set",
     "HF_TOKEN": "token for private and gated models",
     "HF_HUB_OFFLINE": "1: no model is downloaded",
+    "OCTAVO_FAULTS": "faults that the engine brings about, for tests (engine/faults.py)",
 }
 """Every variable that Octavo reads; those of Hugging Face are read by its library."""
 
@@ -322,6 +325,8 @@ def check_choices(config: EngineConfig) -> None:
     one_of("--scheduling-policy", config.scheduler.order, ("fcfs", "priority"))
     one_of("--backend", config.execution.backend, ("cpu", "reference"))
     one_of("--attention", config.execution.attention, ("tiled", "naive"))
+    if not 0 <= config.stuck_seconds <= 86400:  # NaN is outside too
+        raise ConfigError(f"--stuck-seconds {config.stuck_seconds} is outside 0 to 86400; 20 would work")
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--max-queue-requests", config.scheduler.max_queue_requests, 1, 1_000_000)

@@ -206,14 +206,14 @@ def test_a_request_that_kills_every_engine_is_failed_and_the_others_finish(tiny_
         others = [Stream(server, {"prompt": f"drop {i} ", "max_tokens": 900, "ignore_eos": True}) for i in range(3)]
         started(server, 3)
         poison = Stream(server, {"prompt": [DIE, 3, 10, 11, 12], "max_tokens": 50, "ignore_eos": True})
-        assert "died 3 times" in poison.result()[-1]["error"]["message"]
+        assert "died 2 times with this request alone" in poison.result()[-1]["error"]["message"]
         for i, other in enumerate(others):
             events = other.result()
             assert finishes(events) == ["length"]
             assert joined(events) == (f"drop {i} " * 900)[:900]
         wait_until(lambda: server.client.get("/ready").status_code == 200, "the engine is back")
         assert server.complete(prompt="fine")["choices"][0]["text"] == "fine"
-        assert server.metric("octavo_engine_restarts_total") == 3
+        assert 3 <= server.metric("octavo_engine_restarts_total") <= 6
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.config import EngineConfig
-from octavo.engine.__main__ import serve
+from octavo.engine.__main__ import end, inherited, serve
 from octavo.models.tokenizer import load_tokenizer
 from octavo.types import (
     KVGroupSpec,
@@ -112,6 +111,4 @@ def build_echo(config: EngineConfig, progress: Callable[[str, float | None], Non
 
 
 if __name__ == "__main__":
-    status = serve(int(sys.argv[sys.argv.index("--fd") + 1]), build_echo)
-    sys.stderr.flush()
-    os._exit(status)
+    end(serve(inherited(), build_echo))

@@ -126,6 +126,13 @@ _OPTIONS = [
     click.option("--threads", type=int, default=None, help="Native threads [the CPUs this process may use]."),
     click.option("--attention", default="tiled", show_default=True, help="tiled or naive."),
     click.option("--program/--no-program", default=True, help="Off: one native call an op."),
+    click.option(
+        "--stuck-seconds",
+        type=FiniteRange(0, 86400),
+        default=_DEFAULTS.stuck_seconds,
+        show_default=True,
+        help="An engine in which nothing moves for so long is ended, and started again; 0: never.",
+    ),
     click.option("--validate-kv", is_flag=True, help="Recount every KV block after each step (slow)."),
 ]
 
@@ -185,6 +192,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             program=values["program"],
         ),
         validate_kv=values["validate_kv"],
+        stuck_seconds=values["stuck_seconds"],
     )
     check_choices(config)
     return config

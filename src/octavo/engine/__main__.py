@@ -2,25 +2,31 @@
 
 Life: configuration in -> `Progress` while weights load -> `Ready` -> the step loop -> exit 0 after `Drain` or
 `Shutdown`, or at once when the parent is gone. While there is work the channel is drained without blocking between
-steps; when idle the process sleeps in the channel. A step sends at most one message.
-SIGINT and SIGTERM are left to the parent, which decides when and how the engine ends.
+steps; when idle the process sleeps in the channel, and beats once a second. A step sends at most one message. What it
+does is in the journal, if it was given one.
+SIGINT and SIGTERM are left to the parent, which decides when and how the engine ends. An exception in a step ends the
+engine: the parent finds out whose request it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import os
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
+from octavo.engine import faults, guard
 from octavo.engine.channel import ChildChannel, PeerGone
 from octavo.engine.core import EngineCore
+from octavo.engine.journal import Journaled, JournalWriter, Phase, create
+from octavo.engine.supervisor import FAILED, NO_MEMORY
 from octavo.models.files import sentence
 from octavo.types import Drain, Executor, Fatal, Progress, Shutdown
 
@@ -34,99 +40,154 @@ class LoadedExecutor(Executor, Protocol):
 
 ExecutorFactory = Callable[[EngineConfig, Callable[[str, float | None], None]], LoadedExecutor]
 
-_PR_SET_PDEATHSIG = 1
 _FLUSH_SECONDS = 10.0
 _IDLE_SECONDS = 1.0
-"""Without work for this long, the engine recounts its blocks once."""
+"""Without work, the engine beats so often; at the first beat it recounts its blocks."""
 
 
-def serve(fd: int, build_executor: ExecutorFactory) -> int:
-    """Runs an engine on the inherited socket `fd`; returns the exit status."""
-    _die_with_parent()
+@dataclass(frozen=True)
+class Inherited:
+    """What the parent gave this process."""
+
+    fd: int
+    """The channel."""
+    journal: int | None = None
+    life: int = 0
+    """How many engines were there before."""
+    parent: int | None = None
+    """The parent's process id."""
+
+
+def inherited(arguments: Sequence[str] | None = None) -> Inherited:
+    """From the command line."""
+    parser = argparse.ArgumentParser(prog="python -m octavo.engine", description="Started by the client, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the client")
+    parser.add_argument("--journal", type=int, help="inherited memory for the journal")
+    parser.add_argument("--life", type=int, default=0, help="how many engines were there before")
+    parser.add_argument("--parent", type=int, help="process id of the client")
+    return Inherited(**vars(parser.parse_args(arguments)))
+
+
+def serve(given: Inherited, build_executor: ExecutorFactory) -> int:
+    """Runs an engine for the parent at the other end; returns the exit status."""
+    guard.open_standard_streams()
+    guard.die_with_parent(given.parent)
+    guard.tell_crashes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel = ChildChannel(socket.socket(fileno=fd))
+    sock = socket.socket(fileno=given.fd)
+    guard.watch_channel(given.fd)
     try:
-        return _run(channel, build_executor)
+        planned = faults.of_environment(given.life)
+    except ConfigError as error:
+        return _fatal(ChildChannel(sock), str(error))
+    channel = faults.FaultyChannel(sock, planned) if planned else ChildChannel(sock)
+    journal = JournalWriter(create() if given.journal is None else given.journal)
+    try:
+        return _Engine(channel, journal, planned).run(build_executor)
     except PeerGone:
         return 0
 
 
-def _run(channel: ChildChannel, build_executor: ExecutorFactory) -> int:
-    config = channel.receive_config()
+class _Engine:
+    """One life."""
 
-    def progress(what: str, fraction: float | None = None) -> None:
-        channel.send(Progress(what, fraction))
+    def __init__(self, channel: ChildChannel, journal: JournalWriter, planned: tuple[faults.Fault, ...]) -> None:
+        self._channel = channel
+        self._journal = journal
+        self._faults = planned
 
-    try:
-        executor = build_executor(config, progress)
-    except (ValueError, OSError, MemoryError) as error:
-        return _fatal(channel, sentence(error) or type(error).__name__)
-    except PeerGone:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        return _fatal(channel, f"the engine cannot start: {type(error).__name__}: {error}")
-    try:
-        core = EngineCore(executor.config, executor)
-        channel.send(core.ready(executor.report))
-        return _loop(channel, core)
-    except PeerGone:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        return _fatal(channel, f"the engine failed: {type(error).__name__}: {error}")
-    finally:
-        executor.close()
+    def run(self, build_executor: ExecutorFactory) -> int:
+        """From the configuration to the end; the exit status."""
+        channel = self._channel
+        config = channel.receive_config()
 
+        def progress(what: str, fraction: float | None = None) -> None:
+            channel.send(Progress(what, fraction))
 
-def _loop(channel: ChildChannel, core: EngineCore) -> int:
-    draining = False
-    unchecked = False
-    while True:
-        idle = not core.has_work and not draining
-        messages = channel.poll(0.0 if not idle else _IDLE_SECONDS if unchecked else None)
-        if idle and not messages and unchecked:
-            core.validate()
-            unchecked = False
-        for message in messages:
-            if isinstance(message, Shutdown):
+        try:
+            loaded = build_executor(config, faults.slow_loading(progress, self._faults))
+        except (ValueError, OSError, MemoryError) as error:
+            return _fatal(channel, sentence(error) or type(error).__name__)
+        except PeerGone:
+            raise
+        except Exception as error:
+            _print_traceback()
+            return _fatal(channel, f"the engine cannot start: {type(error).__name__}: {error}")
+        executor: Executor = loaded
+        report = loaded.report
+        if self._faults:
+            executor = faults.FaultyExecutor(executor, self._faults)
+            report = (*report, f"faults     on purpose: {len(self._faults)} of {faults.VARIABLE}")
+        try:
+            core = EngineCore(loaded.config, Journaled(executor, self._journal))
+            channel.send(core.ready(report))
+            return self._loop(core)
+        except PeerGone:
+            raise
+        except MemoryError:
+            return NO_MEMORY
+        except Exception as error:
+            _print_traceback()
+            return _fatal(channel, f"the engine failed: {type(error).__name__}: {error}")
+        finally:
+            executor.close()
+
+    def _loop(self, core: EngineCore) -> int:
+        channel, journal = self._channel, self._journal
+        draining = False
+        unchecked = False
+        while True:
+            idle = not core.has_work and not draining
+            if idle:
+                journal.mark(Phase.IDLE)
+            messages = channel.poll(_IDLE_SECONDS if idle else 0.0)
+            journal.mark(Phase.HOST)
+            if idle and not messages and unchecked:
+                core.validate()
+                unchecked = False
+            for message in messages:
+                if isinstance(message, Shutdown):
+                    return 0
+                draining = draining or isinstance(message, Drain)
+                core.handle(message)
+            if core.has_work:
+                unchecked = True
+                output = core.step()
+                if output is not None:
+                    channel.send(output)
+            elif draining:
+                channel.flush(_FLUSH_SECONDS)
                 return 0
-            draining = draining or isinstance(message, Drain)
-            core.handle(message)
-        if core.has_work:
-            unchecked = True
-            output = core.step()
-            if output is not None:
-                channel.send(output)
-        elif draining:
-            channel.flush(_FLUSH_SECONDS)
-            return 0
 
 
 def _fatal(channel: ChildChannel, message: str) -> int:
     channel.send(Fatal(message))
     channel.flush(_FLUSH_SECONDS)
-    return 1
+    return FAILED
 
 
-def _die_with_parent() -> None:
-    """Asks the kernel to kill this process when the thread that spawned it ends (Linux; elsewhere end of file does)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _print_traceback() -> None:
+    """For the log, which may be gone or full."""
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()
+        sys.stderr.flush()
+
+
+def end(status: int) -> None:
+    """Leaves the process without waiting for threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m octavo.engine", description="Started by the client, not by hand.")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the client")
-    arguments = parser.parse_args()
+    given = inherited()
     from octavo.execution.factory import build_executor
 
-    return serve(arguments.fd, build_executor)
+    return serve(given, build_executor)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end(main())

@@ -2,10 +2,9 @@
 
 Owns the table of open requests, each with its `NewRequest` and the tokens it has received. Life: `start` spawns the
 engine and returns its `Ready`; `submit` opens a `DeltaStream`; every request gets exactly one final delta. When the
-engine dies it is restarted and every open request is sent again with the tokens it already has, so that its stream
-goes on; a new engine with another model is given up instead. They are sent one by one, each when the one before has got
-past the token at which it died: if the engine dies meanwhile, that one alone is to blame. A request blamed for
-`MAX_DEATHS` deaths is failed. `close` ends the engine.
+engine dies, or is stuck (watch.py), it is restarted and the open requests are sent again with the tokens they already
+have, so that their streams go on; suspects.py says who is sent when, and who is failed. A new engine with another
+model, or one that cannot start, is given up instead. `close` ends the engine.
 All methods belong to one event loop. One reader callback handles one engine message for all requests.
 """
 
@@ -13,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -22,7 +21,9 @@ from octavo.config import EngineConfig
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
 from octavo.engine.identity import difference
 from octavo.engine.streams import DeltaStream as DeltaStream
-from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, EngineProcess
+from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, Cause, Death, EngineProcess
+from octavo.engine.suspects import MAX_ALONE, Suspects
+from octavo.engine.watch import TICK_SECONDS, Watch
 from octavo.types import (
     Abort,
     ClientMessage,
@@ -42,11 +43,13 @@ from octavo.types import (
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
-"""Engine deaths that one request may be blamed for before it is failed."""
-MAX_FAILED_STARTS = 3
+MAX_FAILED_STARTS = 5
 """Consecutive starts that fail before the engine is given up."""
 _EXIT_SECONDS = 3.0
+_LINGER_SECONDS = 0.5
+"""An engine that has closed its channel has so long to end."""
+_NARROWING_DELAY = 0.2
+"""Longest wait before a restart while it is being found out which request kills engines."""
 
 
 class EngineFailed(Exception):
@@ -57,20 +60,48 @@ class ModelChanged(EngineFailed):
     """The engine that was started again has another model."""
 
 
+class Health(StrEnum):
+    """How the engine is."""
+
+    OK = "ok"
+    STARTING = "starting"
+    RESTARTING = "restarting"
+    """It died; the next one loads. Requests wait."""
+    STUCK = "stuck"
+    """Its heartbeat is late; it goes on, or is ended and started again."""
+    FAILED = "failed"
+    """Given up for good."""
+
+
 class _OpenRequest:
     """What it takes to send a request again."""
 
-    __slots__ = ("deaths", "generated", "request", "saw_cached", "stream")
+    __slots__ = ("generated", "request", "saw_cached", "stream")
 
     def __init__(self, request: NewRequest, stream: DeltaStream) -> None:
         self.request = request
         self.stream = stream
         self.generated: list[int] = list(request.generated)
         self.saw_cached = False
-        self.deaths = 0
 
     def again(self) -> NewRequest:
         return msgspec.structs.replace(self.request, generated=list(self.generated))
+
+
+class _Counts(Mapping[int, int]):
+    """How many tokens each open request has, in the order of arrival."""
+
+    def __init__(self, table: dict[int, _OpenRequest]) -> None:
+        self._table = table
+
+    def __getitem__(self, request_id: int) -> int:
+        return len(self._table[request_id].generated)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 class AsyncEngineClient:
@@ -82,27 +113,28 @@ class AsyncEngineClient:
         on_progress: Callable[[Progress], None] | None = None,
         on_step: Callable[[StepOutput], None] | None = None,
         on_restart: Callable[[int], None] | None = None,
-        on_changed: Callable[[str], None] | None = None,
+        on_failed: Callable[[str], None] | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
+        """on_failed: told once, when a running engine is given up for good."""
         self._config = config
         self._on_progress = on_progress
         self._on_step = on_step
         self._on_restart = on_restart
-        self._on_changed = on_changed
+        self._on_failed = on_failed
         self._command = command
         self._process: EngineProcess | None = None
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, _OpenRequest] = {}
+        self._counts = _Counts(self._open)
         self._followers: dict[int, list[int]] = {}
         """First choice -> the other choices of its prompt, not yet sent."""
-        self._suspects: deque[int] = deque()
-        """Open in a death and not yet sent to the new engine."""
-        self._on_trial: int | None = None
-        """The suspect that was sent last and has said nothing yet."""
+        self._suspects = Suspects()
         self._next_id = 0
         self._started: asyncio.Future[Ready] | None = None
         self._restart: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._watch = Watch(config.stuck_seconds)
         self._closing = False
         self._fatal: str | None = None
         self._backoff = Backoff()
@@ -139,8 +171,9 @@ class AsyncEngineClient:
         self._closing = True
         loading = self.ready is None
         self.ready = None
-        if self._restart is not None:
-            self._restart.cancel()
+        for task in (self._restart, self._watcher):
+            if task is not None:
+                task.cancel()
         self.abort_all("the server is shutting down")
         process = self._process
         if process is None:
@@ -166,9 +199,13 @@ class AsyncEngineClient:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def alive(self) -> bool:
-        """A process is running, or one is about to be started."""
-        return self.failure is None and self._process is not None
+    def health(self) -> Health:
+        """From the heartbeat, and from what the supervisor is doing."""
+        if self.failure is not None:
+            return Health.FAILED
+        if self.ready is None:
+            return Health.STARTING if self._info is None else Health.RESTARTING
+        return Health.STUCK if self._watch.late else Health.OK
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -183,7 +220,7 @@ class AsyncEngineClient:
         """Sends requests (all of one user's call); their deltas come in one stream.
 
         Of the choices of one prompt the first goes ahead, and the others follow with its first token: by then the
-        prompt is in the prefix cache, and is computed once.
+        prompt is in the prefix cache, and is computed once. While the engine is started again all of them wait.
         """
         stream = DeltaStream((request.request_id for request in requests), self.abort)
         leader: int | None = None
@@ -192,8 +229,7 @@ class AsyncEngineClient:
             self._open[request.request_id] = _OpenRequest(request, stream)
             if request.choice == 0 or leader is None:
                 leader = request.request_id
-                if self.ready is not None:
-                    self._write(request)
+                self._admit(leader)
             else:
                 self._followers.setdefault(leader, []).append(request.request_id)
         if self.failure is not None or self._closing:
@@ -216,8 +252,7 @@ class AsyncEngineClient:
             self._write(Abort(known))
         for request_id in request_ids:
             self._release(request_id)
-        if self._on_trial in request_ids:
-            self._try_next_suspect()
+        self._send(self._suspects.left(request_ids, self._counts))
 
     def abort_all(self, reason: str) -> None:
         """Ends every open request with a final delta that names the reason."""
@@ -241,19 +276,18 @@ class AsyncEngineClient:
     def _release(self, leader: int) -> None:
         """Sends the choices that waited for this one, where they are still wanted."""
         for request_id in self._followers.pop(leader, ()):
-            record = self._open.get(request_id)
-            if record is not None and self.ready is not None:
-                self._write(record.again())
+            if request_id in self._open:
+                self._admit(request_id)
 
-    def _try_next_suspect(self) -> None:
-        """The one on trial, if any, has proved harmless or has left: sends the next."""
-        self._on_trial = None
-        while self._suspects and self._on_trial is None and self.ready is not None:
-            request_id = self._suspects.popleft()
-            record = self._open.get(request_id)
-            if record is not None:
-                self._on_trial = request_id
-                self._write(record.again())
+    def _admit(self, request_id: int) -> None:
+        """Sends a request for the first time, unless it is to wait; then `_send` has it later."""
+        if self.ready is not None and self._suspects.admit(request_id, self._counts[request_id]):
+            self._write(self._open[request_id].again())
+
+    def _send(self, request_ids: Iterable[int]) -> None:
+        """Sends requests, with the tokens that they already have; to no engine, while there is none."""
+        for request_id in request_ids if self.ready is not None else ():
+            self._write(self._open[request_id].again())
 
     def _write(self, message: ClientMessage) -> None:
         assert self._transport is not None
@@ -278,6 +312,7 @@ class AsyncEngineClient:
         if self._on_step is not None:
             self._on_step(output)
         table = self._open
+        suspicious = self._suspects.narrowing
         for delta in output.deltas:
             record = table.get(delta.request_id)
             if record is None:
@@ -285,47 +320,66 @@ class AsyncEngineClient:
             record.generated.extend(delta.tokens)
             if delta.request_id in self._followers:
                 self._release(delta.request_id)
+            if suspicious and delta.finish is None:
+                self._send(self._suspects.progressed(delta.request_id, self._counts))
             if delta.finish is not None:
                 del table[delta.request_id]
+                self._send(self._suspects.left([delta.request_id], self._counts))
             if delta.cached_tokens is not None:
                 if record.saw_cached:
                     delta = msgspec.structs.replace(delta, cached_tokens=None)
                 record.saw_cached = True
             record.stream.push(delta)
-            if delta.request_id == self._on_trial:
-                self._try_next_suspect()
 
     def _handle_ready(self, ready: Ready) -> None:
+        first = self._info is None
         self._info = self._info or ready.info
         changed = difference(self._info, ready.info, self._config.model.path)
         if changed is not None:
             self._refuse(changed)
             return
         self.ready = ready
+        self._watch = Watch(self._config.stuck_seconds)
         self._backoff.ready()
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
         self._followers.clear()
-        self._suspects.clear()
-        for request_id, record in self._open.items():
-            if record.deaths:
-                self._suspects.append(request_id)
-            else:
-                self._write(record.again())
-        self._try_next_suspect()
+        self._send(self._suspects.arrange(self._counts))
+        if first:
+            self._watcher = asyncio.get_running_loop().create_task(self._keep_watch())
 
     def _refuse(self, changed: str) -> None:
         """Gives the engine up: what is open cannot go on with another model."""
         assert self._process is not None and self._started is not None
         self._process.kill()
-        self._give_up(changed)
         self._started.set_exception(ModelChanged(changed))
-        if self._on_changed is not None:
-            self._on_changed(changed)
+        self._give_up(changed)
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
         self.abort_all(reason)
+        if self._on_failed is not None:
+            self._on_failed(reason)
+
+    # --- deaths -------------------------------------------------------------------------------------
+
+    async def _keep_watch(self) -> None:
+        """Looks after trials that take too long, and ends engines that are stuck; as long as the client lives."""
+        loop = asyncio.get_running_loop()
+        while not self._closing and self.failure is None:
+            await asyncio.sleep(TICK_SECONDS)
+            process = self._process
+            if self.ready is None or process is None:
+                continue
+            self._send(self._suspects.expired(self._counts))
+            reading = process.reading()
+            self._watch.look(loop.time(), reading)
+            if self._watch.stuck:
+                doing = f"in step {reading.steps}" if reading is not None and reading.in_step else "between steps"
+                why = f"being ended, because nothing moved for {self._watch.waited:.1f} s {doing}"
+                logger.error("the engine is stuck: it is ended; where it stands is on its standard error")
+                self.ready = None
+                await asyncio.to_thread(process.end_stuck, why)
 
     def lost(self) -> None:
         """The channel has ended."""
@@ -335,20 +389,28 @@ class AsyncEngineClient:
         self._restart = asyncio.get_running_loop().create_task(self._after_death(self._process))
 
     async def _after_death(self, process: EngineProcess) -> None:
-        how = await asyncio.to_thread(process.reap, _EXIT_SECONDS)
-        reason = self._fatal or f"the engine ended with {how}"
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(EngineFailed(reason))
-            return
-        logger.error("the engine died (%s); %d requests were open", reason, len(self._open))
-        self._blame(reason)
+        try:
+            death = await asyncio.to_thread(process.reap, _LINGER_SECONDS)
+            reason = self._fatal or f"the engine ended with {death.how}"
+            if self._started is not None and not self._started.done():
+                self._started.set_exception(EngineFailed(reason))
+                return
+            logger.error("the engine died (%s); %d requests were open", reason, len(self._open))
+            self._blame(process, death, reason)
+            await self._start_again(process, reason)
+        except Exception as error:  # whatever it is, nobody may wait for an engine that does not come
+            logger.exception("the engine could not be started again")
+            self._give_up(f"the engine cannot start again: {type(error).__name__}: {error}")
+
+    async def _start_again(self, process: EngineProcess, reason: str) -> None:
         for _ in range(MAX_FAILED_STARTS):
-            await asyncio.sleep(self._backoff.delay())
+            await asyncio.sleep(self._backoff.delay(_NARROWING_DELAY if self._suspects.narrowing else None))
             if self._closing:
                 return
             try:
                 self.stats = None
-                await self._adopt(EngineProcess.spawn(self._command, self._config))
+                process = EngineProcess.spawn(self._command, self._config, process)
+                await self._adopt(process)
             except ModelChanged as error:
                 logger.error("the engine cannot go on: %s", error)
                 return
@@ -363,18 +425,16 @@ class AsyncEngineClient:
             return
         self._give_up(f"the engine cannot start again: {reason}")
 
-    def _blame(self, reason: str) -> None:
-        """Counts a death against the request on trial, or against all where none was."""
-        trial = self._on_trial
-        self._on_trial = None
-        blamed = list(self._open) if trial is None else [trial]
-        for request_id in blamed:
-            record = self._open[request_id]
-            record.deaths += 1
-            if record.deaths >= MAX_DEATHS:
-                del self._open[request_id]
-                error = f"the engine died {record.deaths} times on this request; last: {reason}"
-                record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
+    def _blame(self, process: EngineProcess, death: Death, reason: str) -> None:
+        """Says what the death says against whom, and fails those whom it convicts."""
+        reading = process.reading()
+        step = reading.requests if reading is not None and reading.in_step else None
+        for request_id in self._suspects.died(step, self._counts, death.cause is Cause.CRASH):
+            record = self._open.pop(request_id)
+            self._suspects.left([request_id], self._counts)
+            error = f"the engine died {MAX_ALONE} times with this request alone in it; last: {reason}"
+            logger.error("a request is failed: %s", error)
+            record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
 
 
 class _Reader(asyncio.Protocol):

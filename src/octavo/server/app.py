@@ -194,8 +194,7 @@ def _small_routes(service: Service) -> list[Route]:
         return Response(msgspec.json.encode(value), status, headers, "application/json")
 
     async def health(request: Request) -> Response:
-        alive = service.alive()
-        return answer(request, {"status": "ok" if alive else "failed"}, 200 if alive else 503)
+        return answer(request, {"status": service.client.health().value}, 200 if service.alive() else 503)
 
     async def ready(request: Request) -> Response:
         status = service.status()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
-from octavo.engine.client import AsyncEngineClient, EngineFailed
+from octavo.engine.client import AsyncEngineClient, EngineFailed, Health
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.files import sentence
 from octavo.models.spec import ModelError
@@ -64,7 +64,7 @@ class Service:
             on_progress=self._progress,
             on_step=self.metrics.step,
             on_restart=self.metrics.restarted,
-            on_changed=on_failure,
+            on_failed=on_failure,
             command=command,
         )
         self.maker: JobMaker | None = None
@@ -148,8 +148,8 @@ class Service:
     # --- state --------------------------------------------------------------------------------------
 
     def alive(self) -> bool:
-        """The engine lives, or is about to."""
-        return self.client.alive() or (self.client.failure is None and self.maker is None)
+        """The engine's heart beats, or it is being started (again)."""
+        return self.client.health() not in (Health.STUCK, Health.FAILED)
 
     def status(self) -> str:
         """ready, or why not."""
@@ -159,8 +159,9 @@ class Service:
             return "draining"
         if self.maker is None:
             return "starting"
-        if self.client.ready is None:
-            return "restarting"
+        health = self.client.health()
+        if health in (Health.RESTARTING, Health.STUCK):
+            return health.value
         return "full" if self._room() <= 0 else "ready"
 
     def _room(self) -> int:
@@ -169,14 +170,15 @@ class Service:
         return scheduler.max_num_seqs + scheduler.max_queue_requests - self.client.num_open()
 
     def admit(self) -> JobMaker:
-        """What makes jobs; a 503 where none can be taken now."""
+        """What makes jobs; a 503 where none can be taken now. While the engine is started again, jobs wait for it."""
         status = self.status()
+        if status in (Health.RESTARTING, Health.STUCK):
+            status = "full" if self._room() <= 0 else "ready"
         if status == "ready":
             assert self.maker is not None
             return self.maker
         reasons = {
             "starting": f"The model is not ready yet ({self.doing or 'loading'}); try again in a moment.",
-            "restarting": "The engine is being started again; try again in a moment.",
             "draining": STOPPING,
             "full": "Too many requests are waiting; try again in a moment.",
             "failed": f"The engine cannot run: {self.client.failure}",

@@ -1,0 +1,192 @@
+"""Who killed the engine: which requests a new engine gets, in which order, and which one is failed.
+
+Owns what deaths say against each open request; decides, and does nothing itself. The rules:
+
+- A crash (SIGSEGV, SIGABRT and the like, an exception in a step, a stuck step) counts against every request that was
+  in the step. Being killed (SIGKILL, which is what running out of memory looks like) counts against those alone that
+  were in the step of the death before too, at the same positions, with no token in between.
+- A new engine gets everyone against whom nothing counts at once. Of those with the most against them, half go along,
+  on trial; the other half waits until those on trial have gone on for a while, or have left. A death counts against
+  those on trial, so each one halves the circle.
+- The last one of a circle is tried alone: the engine gets nobody else for that while. A request is failed once two
+  engines have died with it alone.
+- Who goes on for `PROBATION` tokens past its death is cleared; each time, the next probation is twice as long. A trial
+  ends after some seconds too, so that nobody waits for one that is slow.
+
+Life: `died` -> `arrange` for the new engine -> `progressed`, `left` and `expired` say who is sent next. No off switch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.engine.journal import Span
+
+PROBATION = 16
+"""Tokens."""
+MAX_ALONE = 2
+"""Engines that may die with a request alone in them."""
+TRIAL_SECONDS = 5.0
+"""A trial takes twice the time to the last death, and so long in addition, at most."""
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """What counts against one request."""
+
+    weight: int = 0
+    """Deaths since it was cleared."""
+    alone: int = 0
+    """Engines that died with it alone."""
+    probation: int = PROBATION
+    sent_with: int = 0
+    """Tokens it had when it was sent to the engine of now."""
+
+
+class Suspects:
+    """See the module. Requests are known by their ids."""
+
+    def __init__(self) -> None:
+        self._suspects: dict[int, _Suspect] = {}
+        self._last: dict[int, tuple[int, Span]] = {}
+        """In the step of the last death: tokens it had, and what it computed."""
+        self._sent: dict[int, None] = {}
+        """Open, and given to the engine of now."""
+        self._held: dict[int, None] = {}
+        """Open, and not given to it yet."""
+        self._trial: set[int] = set()
+        self._alone = False
+        """The one on trial has the engine for itself."""
+        self._first: int | None = None
+        """The first request that the engine of now was given."""
+        self._shared = False
+        """It was given another one too."""
+        self._began = 0.0
+        self._life = 0.0
+        """Seconds that the last engine to die lived with requests."""
+
+    @property
+    def narrowing(self) -> bool:
+        """Something counts against someone."""
+        return any(each.weight for each in self._suspects.values())
+
+    # --- a death ------------------------------------------------------------------------------------
+
+    def died(self, step: Mapping[int, Span] | None, tokens: Mapping[int, int], certain: bool) -> list[int]:
+        """The engine died. Returns the requests that are failed for it.
+
+        step: who was in the running step; None: it is not known, or there was none. tokens: how many each open
+        request has now. certain: the engine itself failed, rather than was killed from outside.
+        """
+        present = {id: Span(0, 0) for id in self._sent} if step is None else dict(step)
+        present = {id: span for id, span in present.items() if id in tokens}
+        counts = list(present) if certain else [id for id, span in present.items() if self._repeats(id, span, tokens)]
+        self._last = {id: (tokens[id], span) for id, span in present.items()}
+        alone = self._first is not None and not self._shared
+        self._life = time.monotonic() - self._began if self._began else 0.0
+        failed = []
+        for id in counts:
+            suspect = self._suspects.setdefault(id, _Suspect())
+            suspect.weight += 1
+            suspect.alone += alone
+            if suspect.alone >= MAX_ALONE:
+                failed.append(id)
+        self._sent.clear()
+        self._held.clear()
+        self._trial.clear()
+        return failed
+
+    def _repeats(self, id: int, span: Span, tokens: Mapping[int, int]) -> bool:
+        last = self._last.get(id)
+        return last is not None and last[0] == tokens[id] and last[1].overlaps(span)
+
+    # --- a new engine -------------------------------------------------------------------------------
+
+    def arrange(self, tokens: Mapping[int, int]) -> list[int]:
+        """A new engine is ready. tokens: how many each open request has, in the order of arrival.
+
+        Returns whom it is given now; the others wait.
+        """
+        self._sent.clear()
+        self._trial.clear()
+        self._first, self._shared = None, False
+        self._held = dict.fromkeys(tokens)
+        self._began = time.monotonic()
+        circle = self._circle()
+        self._alone = 0 < len(circle) <= 2
+        if self._alone:
+            self._trial = {circle[0]}
+            return self._send([circle[0]], tokens)
+        return self._next(tokens)
+
+    def admit(self, id: int, tokens: int) -> bool:
+        """A request has arrived; whether it is given to the engine now."""
+        if self._trial and self._alone:
+            self._held[id] = None
+            return False
+        self._give(id, tokens)
+        return True
+
+    # --- while it runs ------------------------------------------------------------------------------
+
+    def progressed(self, id: int, tokens: Mapping[int, int]) -> list[int]:
+        """A request has more tokens now. Returns who is to be sent after that."""
+        suspect = self._suspects.get(id)
+        if suspect is None or not suspect.weight or tokens[id] - suspect.sent_with < suspect.probation:
+            return []
+        suspect.weight = 0
+        suspect.probation *= 2
+        return self._tried(id, tokens)
+
+    def left(self, ids: Iterable[int], tokens: Mapping[int, int]) -> list[int]:
+        """Requests have ended. Returns who is to be sent after that."""
+        send: list[int] = []
+        for id in ids:
+            self._suspects.pop(id, None)
+            self._held.pop(id, None)
+            self._sent.pop(id, None)
+            send += self._tried(id, tokens)
+        return send
+
+    def expired(self, tokens: Mapping[int, int]) -> list[int]:
+        """Looked at now and then: who is to be sent because a trial has taken too long."""
+        if not self._trial or time.monotonic() - self._began < TRIAL_SECONDS + 2 * self._life:
+            return []
+        self._trial.clear()
+        return self._next(tokens)
+
+    def _tried(self, id: int, tokens: Mapping[int, int]) -> list[int]:
+        if id not in self._trial:
+            return []
+        self._trial.discard(id)
+        return [] if self._trial else self._next(tokens)
+
+    def _next(self, tokens: Mapping[int, int]) -> list[int]:
+        """Half of the circle goes on trial among the others, and the other half waits."""
+        self._alone = False
+        self._began = time.monotonic()
+        circle = self._circle()
+        waits = set(circle[(len(circle) + 1) // 2 :])
+        self._trial = set(circle) - waits
+        return self._send([id for id in self._held if id not in waits], tokens)
+
+    def _circle(self) -> list[int]:
+        """Of those who wait, the ones with the most against them."""
+        weights = {id: self._suspects[id].weight for id in self._held if id in self._suspects}
+        most = max(weights.values(), default=0)
+        return [id for id, weight in weights.items() if weight == most] if most else []
+
+    def _send(self, ids: Sequence[int], tokens: Mapping[int, int]) -> list[int]:
+        for id in ids:
+            self._held.pop(id, None)
+            self._give(id, tokens[id])
+        return list(ids)
+
+    def _give(self, id: int, tokens: int) -> None:
+        self._sent[id] = None
+        self._first = id if self._first is None else self._first
+        self._shared = self._shared or self._first != id
+        if id in self._suspects:
+            self._suspects[id].sent_with = tokens
