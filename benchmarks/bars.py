@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import client_times, fidelity, fuzz, instruments, memory, rows, token_ids
+from benchmarks import client_times, fidelity, fuzz, instruments, memory, prefix_trace, rows, token_ids
 from benchmarks.skip import Skipped
 
 RESULTS = Path("bars")
@@ -36,6 +36,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "fuzz": fuzz.fuzz,
     "load-memory": memory.load_memory,
     "tests": rows.tests,
+    "prefix-trace": prefix_trace.prefix_trace,
     "bench-null": instruments.null,
     "bench-planted": instruments.planted,
     "bench-predicted": instruments.predicted,
