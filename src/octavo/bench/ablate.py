@@ -1,4 +1,4 @@
-"""Two settings of one engine against each other: interleaved runs of the same work, outputs compared, a ratio with
+"""Two settings of one engine against each other: the same work, in turns of a few steps, outputs compared, a ratio with
 its interval. A technique that exists has a ready-made pair here; any other two settings are compared by their flags.
 
 The order within a pair is drawn anew for each, and every pair has work of its own seed. Off switch: none.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from octavo.bench.arm import Arm, Run
+from octavo.bench.arm import Arm, Run, take_turns
 from octavo.bench.machine import Watch, as_json, header, noise
 from octavo.bench.offline import limits_of
 from octavo.bench.predict import StepCost, batching_ratio
@@ -224,9 +224,9 @@ def measure(
         for index in range(pairs):
             work = pair.make(vocab, rng.getrandbits(48))
             if rng.random() < 0.5:
-                one, two = a_arm.run(work), b_arm.run(work)
+                one, two = take_turns((a_arm, b_arm), work)
             else:
-                two, one = b_arm.run(work), a_arm.run(work)
+                two, one = take_turns((b_arm, a_arm), work)
             a.append(pair.metric(one))
             b.append(pair.metric(two))
             different += one.outputs != two.outputs

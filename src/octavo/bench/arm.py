@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from octavo.bench.workload import Workload
+from octavo.bench.workload import Item, Workload
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.execution.factory import build_executor
@@ -24,6 +24,8 @@ from octavo.models.locate import locate_model
 from octavo.types import Executor, FinishReason, NewRequest, SamplingParams
 
 Wrap = Callable[[Executor], Executor]
+SLICE_SECONDS = 0.05
+"""Long beside waking an arm's threads, short beside most of what else goes on in a machine."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,62 @@ class _Track:
         self.last = now
 
 
+class Current:
+    """A run under way. Its clock runs during its own steps alone, so that two runs can take turns."""
+
+    def __init__(self, name: str, core: EngineCore, requests: list[NewRequest]) -> None:
+        self._name = name
+        self._core = core
+        self._before = core.stats()
+        self._tracks = {request.request_id: _Track() for request in requests}
+        began = time.perf_counter()
+        for request in requests:
+            core.handle(request)
+        self.seconds = time.perf_counter() - began
+
+    @property
+    def done(self) -> bool:
+        """Every request has its answer."""
+        return not self._core.has_work
+
+    def step(self) -> None:
+        """One step of the engine."""
+        began = time.perf_counter()
+        output = self._core.step()
+        self.seconds += time.perf_counter() - began
+        for delta in output.deltas if output is not None else ():
+            if delta.finish is FinishReason.ERROR:
+                raise RuntimeError(f"{self._name}: a request failed: {delta.error}")
+            if delta.tokens:
+                self._tracks[delta.request_id].take(delta.tokens, self.seconds)
+
+    def result(self) -> Run:
+        """What it took, once done."""
+        assert self.done
+        tracks, after = self._tracks.values(), self._core.stats()
+        return Run(
+            seconds=self.seconds,
+            outputs=tuple(tuple(track.tokens) for track in tracks),
+            first=tuple(track.first for track in tracks),
+            last=tuple(track.last for track in tracks),
+            longest_gap=max(track.gap for track in tracks),
+            steps=after.steps - self._before.steps,
+            cached_tokens=after.cached_prompt_tokens - self._before.cached_prompt_tokens,
+        )
+
+
+def take_turns(arms: tuple[Arm, Arm], workload: Workload) -> tuple[Run, Run]:
+    """Runs the workload in both arms, SLICE_SECONDS of one after SLICE_SECONDS of the other: what the machine does
+    meanwhile meets both alike."""
+    runs = tuple(arm.start(workload) for arm in arms)
+    while not all(run.done for run in runs):
+        for run in runs:
+            until = run.seconds + SLICE_SECONDS
+            while run.seconds < until and not run.done:
+                run.step()
+    return runs[0].result(), runs[1].result()
+
+
 class Arm:
     """See the module. `wrap` stands between core and executor (the check that a planted slowdown is found)."""
 
@@ -124,45 +182,25 @@ class Arm:
 
     def run(self, workload: Workload) -> Run:
         """All requests at once, to their end."""
+        current = self.start(workload)
+        while not current.done:
+            current.step()
+        return current.result()
+
+    def start(self, workload: Workload) -> Current:
+        """A run that advances by steps; one at a time."""
         self._runs += 1
-        salt = f"run {self._runs}"
-        tracks: dict[int, _Track] = {}
-        core = self._core
-        before = core.stats()
-        began = time.perf_counter()
-        for item in workload.items:
-            self._ids += 1
-            tracks[self._ids] = _Track()
-            params = SamplingParams(max_tokens=item.max_tokens, temperature=workload.temperature, ignore_eos=True)
-            core.handle(
-                NewRequest(
-                    request_id=self._ids,
-                    prompt=list(item.prompt),
-                    params=params,
-                    seed=workload.seed + self._ids - min(tracks),
-                    cache_salt=salt,
-                )
-            )
-        while core.has_work:
-            output = core.step()
-            if output is None:
-                continue
-            now = time.perf_counter() - began
-            for delta in output.deltas:
-                if delta.finish is FinishReason.ERROR:
-                    raise RuntimeError(f"{self.name}: a request failed: {delta.error}")
-                if delta.tokens:
-                    tracks[delta.request_id].take(delta.tokens, now)
-        seconds = time.perf_counter() - began
-        after = core.stats()
-        return Run(
-            seconds=seconds,
-            outputs=tuple(tuple(track.tokens) for track in tracks.values()),
-            first=tuple(track.first for track in tracks.values()),
-            last=tuple(track.last for track in tracks.values()),
-            longest_gap=max(track.gap for track in tracks.values()),
-            steps=after.steps - before.steps,
-            cached_tokens=after.cached_prompt_tokens - before.cached_prompt_tokens,
+        requests = [self._request(workload, item, index) for index, item in enumerate(workload.items)]
+        return Current(self.name, self._core, requests)
+
+    def _request(self, workload: Workload, item: Item, index: int) -> NewRequest:
+        self._ids += 1
+        return NewRequest(
+            request_id=self._ids,
+            prompt=list(item.prompt),
+            params=SamplingParams(max_tokens=item.max_tokens, temperature=workload.temperature, ignore_eos=True),
+            seed=workload.seed + index,
+            cache_salt=f"run {self._runs}",
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.bench.ablate import PAIRS, Pair, measure
-from octavo.bench.arm import Arm
+from octavo.bench.arm import Arm, take_turns
 from octavo.bench.offline import measure_offline
 from octavo.bench.step import measure_step, metered
 from octavo.bench.workload import constant, random_workload
@@ -34,6 +35,18 @@ def test_runs_repeat_from_cold_and_give_the_same_tokens(config: EngineConfig) ->
     assert [run.cached_tokens for run in runs] == [0, 0]
     assert runs[0].tokens == 15 and all(len(output) == 5 for output in runs[0].outputs)
     assert 0 < min(runs[0].first) <= max(runs[0].last) <= runs[0].seconds
+
+
+def test_runs_that_take_turns_give_the_tokens_of_runs_alone_on_clocks_of_their_own(config: EngineConfig) -> None:
+    work = random_workload(3, 40, constant(30), 200, secrets.randbits(32), temperature=0.8)
+    with Arm("a", config) as a, Arm("b", config) as b:
+        alone = a.run(work)
+        began = time.perf_counter()
+        one, two = take_turns((a, b), work)
+        both = time.perf_counter() - began
+    assert one.outputs == two.outputs == alone.outputs and one.steps == two.steps == alone.steps
+    assert one.seconds + two.seconds <= both
+    assert max(one.last) <= one.seconds and 0 < one.longest_gap < one.seconds
 
 
 def test_an_ablation_compares_outputs_and_reports_its_interval(config: EngineConfig) -> None:
