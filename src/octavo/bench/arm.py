@@ -122,6 +122,11 @@ class Current:
         """Every request has its answer."""
         return not self._core.has_work
 
+    @property
+    def counts(self) -> list[int]:
+        """Tokens of each answer so far, in the requests' order."""
+        return [len(track.tokens) for track in self._tracks.values()]
+
     def step(self) -> None:
         """One step of the engine."""
         began = time.perf_counter()

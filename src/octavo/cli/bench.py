@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from octavo.cli import bench_serve
+from octavo.cli import bench_peers, bench_serve
 from octavo.cli.options import engine_options
 from octavo.config import ConfigError, EngineConfig
 
@@ -49,6 +49,7 @@ def bench() -> None:
 bench.add_command(bench_serve.serve)
 bench.add_command(bench_serve.compare)
 bench.add_command(bench_serve.client)
+bench.add_command(bench_peers.peers)
 
 
 @bench.command()

@@ -1,0 +1,106 @@
+"""The forms in which each engine takes a model: made once from the model's GGUF file, kept in the cache by its digest.
+
+Owns `peers/forms/DIGEST/` of the cache. A form is made beside its name and renamed when it is whole. All forms hold
+the same weights, rounded as their type says: bf16 from what the file's blocks mean, the others from bf16.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.bench.peers.environments import Environment, Say
+from octavo.bench.peers.guard import Guard, kill_session
+from octavo.config import child_environment
+from octavo.models.convert.run import convert
+from octavo.models.digest import file_digest
+from octavo.models.spec import ModelError
+from octavo.models.store import cache_dir
+
+
+class FormError(RuntimeError):
+    """One line: which form cannot be made, and why."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model for one engine."""
+
+    peer: str
+    name: str
+    """As it is selected and shown; "file" is the model file itself."""
+    path: str
+    """Under the forms of a model; empty: the file itself."""
+
+
+_BF16 = "bf16"
+FORMS: dict[str, tuple[Form, ...]] = {
+    "octavo": (Form("octavo", "file", ""), Form("octavo", "bf16", _BF16)),
+    "vllm": (Form("vllm", "bf16", _BF16),),
+    "openvino": tuple(Form("openvino", name, f"openvino-{name}") for name in ("fp16", "int8", "int4")),
+    "llamacpp": (
+        Form("llamacpp", "file", ""),
+        Form("llamacpp", "q8_0", "q8_0.gguf"),
+        Form("llamacpp", "bf16", "bf16.gguf"),
+    ),
+}
+"""By engine, in the order of the table."""
+
+
+def forms_folder(source: Path) -> Path:
+    return cache_dir() / "peers" / "forms" / file_digest(source, cache_dir())[:16]
+
+
+def prepare(form: Form, source: Path, environments: Mapping[str, Environment], say: Say) -> Path:
+    """The form's path; made where it is not there yet. FormError where it cannot be."""
+    if not form.path:
+        return source
+    folder = forms_folder(source)
+    target = folder / form.path
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"{form.peer}: making the form {form.name} of {source.name}")
+    if form.peer == "openvino":
+        base = prepare(Form("vllm", "bf16", _BF16), source, environments, say)
+        _export(form.name, base, target, environments["openvino"])
+        return target
+    try:
+        convert(source, target, None, form.name.upper(), lambda what, share: None)
+    except ModelError as error:
+        raise FormError(f"the form {form.name} of {source.name} cannot be made: {error}") from error
+    return target
+
+
+def _export(kind: str, source: Path, target: Path, environment: Environment) -> None:
+    """OpenVINO's intermediate form, through the command of optimum-intel."""
+    log = target.with_suffix(".log")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch, Guard() as guard:
+        part = Path(scratch) / "model"
+        command = [str(environment.python.with_name("optimum-cli")), "export", "openvino", "--model", str(source)]
+        command += ["--task", "text-generation-with-past", "--weight-format", kind]
+        if kind == "int4":
+            command += ["--group-size", "64", "--ratio", "1.0"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, str(part)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=child_environment(PYTHONPATH="", HF_HUB_OFFLINE="1"),
+            )
+        guard.add(process.pid)
+        try:
+            code = process.wait()
+        finally:
+            kill_session(process.pid)
+            process.wait()
+            guard.drop(process.pid)
+        if code != 0:
+            raise FormError(f"optimum-cli ended with status {code} at the form {kind}; its log is {log}")
+        shutil.move(part, target)

@@ -1,0 +1,86 @@
+"""`octavo bench peers`: Octavo beside vLLM, OpenVINO and llama.cpp. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo.config import ConfigError
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Words with commas between."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(part.strip() for part in str(value).split(",") if part.strip())
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--setup", is_flag=True, help="Make the environments of NAMES, or of all, and end.")
+@click.option("--peers", type=Names(), default="", help="Engines to compare with, commas between [all].")
+@click.option("--forms", type=Names(), default="", help="Such as int8, or openvino:int8, commas between [all].")
+@click.option("--workloads", type=Names(), default="", help="Such as decode-8, commas between [all].")
+@click.option("--model", type=click.Path(exists=True, dir_okay=False), default=None, help="A GGUF file [the default].")
+@click.option("--quick", is_flag=True, help="Short answers, up to 32 streams: under 25 minutes.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=None, help="[6 with --quick, else 10]")
+@click.option("--threads", type=click.IntRange(1, 1024), default=None, help="Of every engine [the CPUs there are].")
+@click.option("--openvino-kv", type=click.Choice(["u8", "f16", "bf16", "f32"]), default=None, help="[its default]")
+@click.option("--seed", type=click.IntRange(0, 2**31), default=None, help="Of the work [drawn anew].")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here.")
+def peers(names: tuple[str, ...], setup: bool, **options: Any) -> None:
+    """Measure Octavo beside other engines, in turns, on the same work.
+
+    First `octavo bench peers --setup`, which installs them into environments of their own in the cache (several GB).
+    NAMES: vllm, openvino, llamacpp.
+    """
+    if setup:
+        _set_up(names)
+        return
+    if names:
+        raise ConfigError(f"names go with --setup; --peers {','.join(names)} would compare with them")
+    _check(options["peers"], "--peers")
+    _compare(options)
+
+
+def _check(names: tuple[str, ...], where: str) -> None:
+    from octavo.bench.peers.environments import PEERS
+
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise ConfigError(f"{where} {' '.join(unknown)} is not known; {', '.join(PEERS)} would work")
+
+
+def _set_up(names: tuple[str, ...]) -> None:
+    from octavo.bench.peers.environments import PEERS, setup
+
+    _check(names, "--setup")
+    if setup(names or PEERS, click.echo):
+        raise SystemExit(1)
+
+
+def _compare(options: dict[str, Any]) -> None:
+    from octavo import _native
+    from octavo.bench.peers import plan as planning
+    from octavo.bench.peers.run import run_comparison
+    from octavo.cli.bench import bench_progress, draw_seed, show
+    from octavo.cli.bench_serve import check_folder
+    from octavo.models.store import default_model
+
+    check_folder("--json", options["json_path"])
+    source = planning.read_source(Path(options["model"]) if options["model"] else default_model())
+    works = planning.choose_works(options["workloads"], options["quick"])
+    forms = planning.choose_forms(options["peers"], options["forms"])
+    rounds = options["rounds"] or (planning.QUICK_ROUNDS if options["quick"] else planning.FULL_ROUNDS)
+    tell = bench_progress()
+    plan = planning.make_plan(
+        source, forms, works, options["threads"] or _native.cpu_count(), options["openvino_kv"], click.echo
+    )
+    lines, result = run_comparison(plan, source, rounds, draw_seed(options["seed"]), options["quick"], tell)
+    show(lines, result, options["json_path"])
