@@ -12,7 +12,9 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 
-MIB = 1024 * 1024
+from octavo.http_config import MIB
+from octavo.http_config import ServerConfig as ServerConfig
+
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
 MAX_BLOCK = 65536
@@ -115,32 +117,6 @@ class EngineConfig:
     """Recompute every block count from scratch after each step (tests)."""
     stuck_seconds: float = 20.0
     """An engine in which nothing moves for so long (and many times what its step should take) is ended; 0: never."""
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The HTTP side."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    drain_seconds: float = 30.0
-    """After SIGTERM, open requests get this long before they are aborted."""
-    access_log: bool = False
-    """One line a request on standard error."""
-    tenant_header: str | None = None
-    """Requests carry their tenant's name in this header. None: the server knows no tenants."""
-    header_seconds: float = 10.0
-    """A request line and its headers have this long."""
-    max_header_bytes: int = 32 * 1024
-    """Request line and headers together."""
-    max_body_bytes: int = 4 * MIB
-    max_n: int = 16
-    """Choices a request at most."""
-    max_logprobs: int = 20
-    max_stop_strings: int = 16
-    max_logit_bias: int = 1024
-    max_prompts: int = 64
-    """Prompts in one completions body."""
 
 
 def most_live(window: int, lead: int, block_size: int) -> int:

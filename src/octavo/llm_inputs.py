@@ -85,7 +85,7 @@ class Inputs:
         if not turns:
             raise ValueError(f"messages is empty; {example} would work")
         with _refusals():
-            return self._text.chat(chat_messages(check_chat({"messages": turns})))
+            return self._text.chat(chat_messages(check_chat({"messages": turns}), _CONFIG))
 
     def ask(self, prompt: list[int], sampling: Mapping[str, Any]) -> Asked:
         """The call's parameters. None is the default; max_tokens None is the rest of the context."""

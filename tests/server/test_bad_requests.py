@@ -98,6 +98,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(echo: Ser
         ({"logprobs": 50_000}, "logprobs"),
         ({"prompt": ["a"] * 10_000}, "prompt"),
         ({"stop_token_ids": [268]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
+        ({"stop": ["x" * 1025]}, "stop"),
+        ({"prompt": ["a"] * 64, "n": 3}, "n"),
+        ({"prompt": ["a"] * 64, "n": 2, "max_tokens": 1000, "logprobs": 20}, "max_tokens"),
+        ({"prompt": [1] * 500_000}, "prompt"),
+        ({"metadata": [[]] * 70_000}, "None"),
+        ({"user": json.loads("[" * 70 + "]" * 70)}, "None"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"bad_words": ["x"] * 50_000}, "bad_words"),
@@ -142,6 +149,14 @@ def test_a_body_over_the_limit_is_refused(echo: Server) -> None:
 )
 def test_bodies_that_are_no_json_object_are_refused(echo: Server, body: bytes) -> None:
     refused(echo, body)
+
+
+def test_messages_and_parts_are_counted(echo: Server) -> None:
+    turn = {"role": "user", "content": "a"}
+    assert refused(echo, {"messages": [turn] * 4097}, "/v1/chat/completions") == "messages"
+    parts = [{"type": "text", "text": ""}] * 4097
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert refused(echo, body, "/v1/chat/completions") == "messages[0].content"
 
 
 def test_thousands_of_wrong_parts_get_one_small_error(echo: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import resource
@@ -9,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo.config import ServerConfig
@@ -21,7 +23,18 @@ LIMIT = 4096
 @pytest.fixture(scope="module")
 def strict(tiny_path: Path) -> Iterator[Server]:
     what = echo_config(tiny_path)
-    limits = ServerConfig(port=0, header_seconds=0.5, max_header_bytes=LIMIT, access_log=True)
+    limits = ServerConfig(
+        port=0,
+        header_seconds=0.5,
+        max_header_bytes=LIMIT,
+        access_log=True,
+        max_connections=20,
+        body_seconds=0.5,
+        send_seconds=1.0,
+        max_pipelined=4,
+        max_body_bytes=1 << 20,
+        max_buffered_bytes=1 << 20,
+    )
     with serving(Serve(what.engine, limits, what.module)) as server:
         yield server
 
@@ -31,14 +44,14 @@ def connect(server: Server) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def answer(server: Server, *parts: bytes) -> bytes:
-    """All that comes back until the server closes the connection."""
+def answer(server: Server, *parts: bytes, end: bytes | None = None) -> bytes:
+    """All that comes back until the server closes the connection, or until `end` has come."""
     received = b""
     with connect(server) as connection:
         try:
             for part in parts:
                 connection.sendall(part)
-            while chunk := connection.recv(65536):
+            while (end is None or end not in received) and (chunk := connection.recv(65536)):
                 received += chunk
         except ConnectionError:
             pass  # it closed while we were still sending
@@ -122,3 +135,65 @@ def test_the_end_of_the_file_descriptors_is_told_once(strict: Server) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     assert strict.client.get("/health").status_code == 200
     assert sum("no file descriptors" in line for line in strict.lines) == 1
+
+
+def test_a_body_that_does_not_come_is_timed_out(strict: Server) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
+    response = answer(strict, head, end=b'"error"')
+    assert response.startswith(b"HTTP/1.1 408 ")
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_go_on(strict: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(strict)) for _ in range(21)]
+        for connection in held:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        answers = [connection.recv(65536)[:12] for connection in held]
+    assert answers.count(b"HTTP/1.1 503") >= 1
+    assert answers.count(b"HTTP/1.1 200") + answers.count(b"HTTP/1.1 503") == 21
+    wait_until(lambda: health(strict), "it answers again")
+
+
+def health(server: Server) -> bool:
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        return connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_sent_far_ahead_end_the_connection(strict: Server) -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+    assert answer(strict, request * 200).count(b"HTTP/1.1 200") < 10
+    assert (
+        answer(strict, request * 3 + request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")).count(b" 200 ")
+        == 4
+    )
+
+
+def test_bodies_that_are_too_many_together_are_refused(strict: Server) -> None:
+    half = b" " * (600 << 10)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (len(half) + 1)
+    with connect(strict) as first:
+        first.sendall(head + half)
+        response = answer(strict, head + half, end=b'"error"')
+        assert response.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in response
+    wait_until(
+        lambda: strict.post("/v1/completions", {"prompt": "ab", "max_tokens": 2}).status_code == 200, "all is back"
+    )
+
+
+def test_an_answer_that_nobody_takes_is_cut_off_and_the_connection_freed(strict: Server) -> None:
+    body = json.dumps({"prompt": "abcdefgh", "max_tokens": 900, "ignore_eos": True, "logprobs": 20, "n": 8})
+    with connect(strict) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body.encode())
+        wait_until(
+            lambda: strict.metric("octavo_http_responses_total", '{path="/v1/completions",status="200"}') > 1, "sent"
+        )
+        port = connection.getsockname()[1]
+        wait_until(lambda: port not in peers(strict), "the connection is gone")
+
+
+def peers(server: Server) -> set[int]:
+    """Ports of the clients that the server's process is connected to."""
+    return {each.raddr.port for each in psutil.Process(server.process.pid).net_connections("tcp") if each.raddr}

@@ -17,7 +17,8 @@ SOURCE = Path(octavo.__file__).parent
 ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
-    "config": {"types"},
+    "http_config": set(),
+    "config": {"types", "http_config"},
     "observability": {"types", "config"},
     "kvcache": {"types", "config"},
     "scheduler": {"types", "config", "kvcache"},

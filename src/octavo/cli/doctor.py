@@ -16,19 +16,19 @@ from typing import Any
 
 import octavo
 from octavo.cli.model_facts import as_json, lines, model_facts, spec_json, spec_lines
+from octavo.cli.server_options import lines as server_lines
 from octavo.config import ENVIRONMENT, EngineConfig, ServerConfig, environment
 from octavo.models.inspection import inspect_config
 from octavo.models.locate import cached_model, parse
 from octavo.models.spec import ModelError
 
-SERVER_WIDE = ("host", "port", "drain_seconds", "access_log")
-"""Settings of the server that bound no single request."""
+_SERVER = ServerConfig()
 
 SECRETS = ("HF_TOKEN",)
 """Variables whose value is not shown."""
 
 
-def report(engine: EngineConfig, say: Callable[[str], None]) -> bool:
+def report(engine: EngineConfig, say: Callable[[str], None], server: ServerConfig = _SERVER) -> bool:
     """Says the lines as they become known; False where the model is refused."""
     machine = _machine()
     say(f"octavo {machine['octavo']}, Python {machine['python']}, {machine['system']}")
@@ -39,13 +39,8 @@ def report(engine: EngineConfig, say: Callable[[str], None]) -> bool:
     answer = _ask(engine)
     for line in answer.lines:
         say(line)
-    settings = asdict(ServerConfig())
-    say("server (defaults)")
-    for name in SERVER_WIDE:
-        say(f"  {name:<18} {settings.pop(name)}")
-    say("limits of one request")
-    for name, value in settings.items():
-        say(f"  {name:<18} {value}")
+    for line in server_lines(server):
+        say(line)
     say("environment")
     for name, meaning in ENVIRONMENT.items():
         value = environment(name)
@@ -55,11 +50,11 @@ def report(engine: EngineConfig, say: Callable[[str], None]) -> bool:
     return answer.refusal is None
 
 
-def report_json(engine: EngineConfig, say: Callable[[str], None]) -> bool:
+def report_json(engine: EngineConfig, say: Callable[[str], None], server: ServerConfig = _SERVER) -> bool:
     """The same as one JSON object."""
     answer = _ask(engine)
     body = {"machine": _machine(), "name": engine.model.path, "here": answer.here, "starts": answer.refusal is None}
-    say(json.dumps({**body, "refusal": answer.refusal, "model": answer.json, "limits": asdict(ServerConfig())}))
+    say(json.dumps({**body, "refusal": answer.refusal, "model": answer.json, "limits": asdict(server)}))
     return answer.refusal is None
 
 

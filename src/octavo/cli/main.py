@@ -11,11 +11,10 @@ import click
 import octavo
 from octavo.cli.bench import bench
 from octavo.cli.options import FiniteRange, engine_options
+from octavo.cli.server_options import server_options
 from octavo.config import ConfigError, EngineConfig, ServerConfig, check_server
 from octavo.models.files import sentence
 from octavo.models.spec import ModelError
-
-_SERVER = ServerConfig()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -29,31 +28,16 @@ cli.add_command(bench)
 
 @cli.command()
 @engine_options
-@click.option("--host", default=_SERVER.host, show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=_SERVER.port, show_default=True, help="0: any free one.")
-@click.option(
-    "--drain-seconds",
-    type=FiniteRange(0, 3600),
-    default=_SERVER.drain_seconds,
-    show_default=True,
-    help="After SIGTERM, open requests get this long.",
-)
-@click.option("--access-log/--no-access-log", default=False, help="Log every request  [default: off]")
-@click.option("--tenant-header", default=None, help="Header that names a request's tenant, such as X-Tenant [none].")
-def serve(
-    engine: EngineConfig, host: str, port: int, drain_seconds: float, access_log: bool, tenant_header: str | None
-) -> None:
+@server_options
+def serve(engine: EngineConfig, server: ServerConfig) -> None:
     """Serve MODEL over HTTP: a .gguf file, a directory with safetensors, or ORG/NAME of the Hugging Face Hub.
 
     Without MODEL it is SmolLM2-135M-Instruct. ORG/NAME@REVISION and hf:ORG/NAME:FILE.gguf work too.
     """
     from octavo.server.run import run_server
 
-    config = ServerConfig(
-        host=host, port=port, drain_seconds=drain_seconds, access_log=access_log, tenant_header=tenant_header
-    )
-    check_server(config)
-    raise SystemExit(run_server(engine, config))
+    check_server(server)
+    raise SystemExit(run_server(engine, server))
 
 
 @cli.command()
@@ -120,15 +104,16 @@ def run(
 
 @cli.command()
 @engine_options
+@server_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-def doctor(engine: EngineConfig, as_json: bool) -> None:
+def doctor(engine: EngineConfig, server: ServerConfig, as_json: bool) -> None:
     """Say what this machine has, all about MODEL, what Octavo would choose, and every limit; loads no weights.
 
     The exit code is 1 where MODEL would not start.
     """
     from octavo.cli.doctor import report, report_json
 
-    if not (report_json if as_json else report)(engine, click.echo):
+    if not (report_json if as_json else report)(engine, click.echo, server):
         raise SystemExit(1)
 
 

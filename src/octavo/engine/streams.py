@@ -34,6 +34,10 @@ class DeltaStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def queued(self) -> int:
+        """Tokens that have come and that nobody has taken yet."""
+        return sum(len(delta.tokens) for delta in self._pending)
+
     async def next(self) -> list[TokenDelta]:
         """All deltas that have arrived since the last call, at least one; an empty list at the end."""
         if not self._pending:

@@ -3,7 +3,8 @@
 Life of an answer: the first deltas are awaited before the status line, so that a refusal by the engine is an HTTP
 error; then deltas become pieces, and pieces are sent until every choice has ended. A stream always ends with
 `data: [DONE]`, after an error event too. When the client goes away the requests are aborted at once, streamed or not:
-`watch` waits for that in a task of its own. A send that takes longer than `SEND_SECONDS` ends the answer.
+`watch` waits for that in a task of its own. A send that takes longer than `send_seconds`, and one during which more
+than `max_queued_tokens` tokens have come, ends the answer and its connection.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ from octavo.types import ErrorCode, FinishReason, TokenDelta
 
 logger = logging.getLogger(__name__)
 
-SEND_SECONDS = 30.0
-
 Headers = list[tuple[bytes, bytes]]
 
 
 class StalledSends:
     """Ends answers whose client reads nothing: one timer for all of them, two dictionary entries a send."""
 
-    def __init__(self, seconds: float = SEND_SECONDS) -> None:
+    def __init__(self, seconds: float, max_queued: int) -> None:
         self._seconds = seconds
-        self._since: dict[asyncio.Task[object], float] = {}
+        self._max_queued = max_queued
+        self._since: dict[asyncio.Task[object], tuple[float, DeltaStream]] = {}
         self._ended: set[asyncio.Task[object]] = set()
 
     async def run(self) -> None:
@@ -43,13 +43,13 @@ class StalledSends:
         while True:
             await asyncio.sleep(min(1.0, self._seconds / 4))
             limit = time.monotonic() - self._seconds
-            for task, since in list(self._since.items()):
-                if since < limit:
+            for task, (since, deltas) in list(self._since.items()):
+                if since < limit or deltas.queued() > self._max_queued:
                     self._ended.add(task)
                     task.cancel()
 
-    def begin(self, task: asyncio.Task[object]) -> None:
-        self._since[task] = time.monotonic()
+    def begin(self, task: asyncio.Task[object], deltas: DeltaStream) -> None:
+        self._since[task] = (time.monotonic(), deltas)
 
     def end(self, task: asyncio.Task[object]) -> None:
         self._since.pop(task, None)
@@ -118,7 +118,7 @@ class Responder:
             if last:
                 events.append(self._ending())
             if events:
-                stalled.begin(task)
+                stalled.begin(task, deltas)
                 await send({"type": "http.response.body", "body": line_safe(b"".join(events)), "more_body": not last})
                 stalled.end(task)
             if last:

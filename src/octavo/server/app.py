@@ -81,8 +81,11 @@ class GenerateEndpoint(ABC):
         service = self._service
         terms = read_terms(scope, service.config)
         maker = service.admit()
-        body = await read_body(scope, receive, service.config.max_body_bytes)
-        job = await self.make_job(maker, body, terms)
+        body = await read_body(scope, receive, service.config, service.buffered)
+        try:
+            job = await self.make_job(maker, body, terms)
+        finally:
+            service.buffered.bytes -= len(body)
         service.check_room(job)
         assert service.text is not None
         responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived)
@@ -99,6 +102,7 @@ class GenerateEndpoint(ABC):
             if not service.stalled.was_ended(task):
                 raise
             logger.warning("a client read nothing for too long; its request was ended")
+            scope["extensions"]["octavo.abort"]()
         finally:
             deltas.close()
             watcher.cancel()
@@ -109,7 +113,7 @@ class GenerateEndpoint(ABC):
 
 class ChatEndpoint(GenerateEndpoint):
     async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
-        return await maker.chat(parse_chat(body), terms)
+        return await maker.chat(parse_chat(body, self._service.config), terms)
 
     def shape(self, job: Job) -> ChatFormat:
         assert self._service.text is not None
@@ -118,7 +122,7 @@ class ChatEndpoint(GenerateEndpoint):
 
 class CompletionEndpoint(GenerateEndpoint):
     async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
-        return await maker.completion(parse_completion(body), terms)
+        return await maker.completion(parse_completion(body, self._service.config), terms)
 
     def shape(self, job: Job) -> CompletionFormat:
         assert self._service.text is not None

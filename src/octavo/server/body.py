@@ -1,7 +1,8 @@
-"""A request's body: read within a limit, parsed as strict JSON.
+"""A request's body: read within limits of size, time and all bodies' memory, parsed as strict JSON.
 
-Strict: UTF-8, one object, no duplicate keys, finite numbers, no lone surrogates, nesting that the parser's own limit
-allows. Every refusal is an ApiError that names the field where there is one.
+Strict: UTF-8, one object, no duplicate keys, finite numbers, no lone surrogates, bounded nesting and number of lists
+and objects, both of which are counted before anything is built. Every refusal is an ApiError that names the field
+where there is one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from octavo.config import ServerConfig
 from octavo.server.errors import ApiError, clip
 
 Scope = MutableMapping[str, Any]
@@ -20,8 +22,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-BODY_SECONDS = 60.0
-
+_LIMITS = ServerConfig()
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _GZIP = b"\x1f\x8b"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -63,8 +66,16 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body; 413 as soon as it is known to be over `limit` bytes."""
+class Buffered:
+    """Bytes of all bodies that are being read and parsed."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+async def read_body(scope: Scope, receive: Receive, limits: ServerConfig, all_bodies: Buffered) -> bytes:
+    """The whole body, which counts in `all_bodies` until the caller takes it off; 413 as soon as it is too large."""
+    limit = limits.max_body_bytes
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise _compressed()
@@ -72,22 +83,30 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
-    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            while True:
                 message = await receive()
-        except TimeoutError as error:
-            raise ApiError(f"The body did not come within {BODY_SECONDS:g} seconds.", status=408) from error
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                size += len(part)
+                all_bodies.bytes += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                if all_bodies.bytes > limits.max_buffered_bytes:
+                    raise ApiError(
+                        "Too many large bodies are being read; try again in a moment.", status=503, code="full"
+                    )
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        all_bodies.bytes -= size
+        raise ApiError(f"The body did not come within {limits.body_seconds:g} seconds.", status=408) from error
+    except BaseException:
+        all_bodies.bytes -= size
+        raise
 
 
 def _compressed() -> ApiError:
@@ -98,10 +117,31 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(f"The body is over the limit of {limit} bytes; send less.", status=413)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def check_structure(body: bytes, limits: ServerConfig = _LIMITS) -> None:
+    """Nesting and number of lists and objects, counted without building any; what is no JSON may pass."""
+    if body.count(b"[") + body.count(b"{") <= limits.max_json_depth:
+        return
+    # Without escaped characters every quote opens or closes a string, and what lies between two of them is text.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_STRUCTURE)
+    structure = b"".join(plain.split(b'"')[::2]).translate(_ONE_KIND)
+    if structure.count(b"[") > limits.max_json_containers:
+        raise ApiError(
+            f"The body holds more than {limits.max_json_containers} lists and objects; send fewer in one request."
+        )
+    for _ in range(limits.max_json_depth):
+        shorter = structure.replace(b"[]", b"")
+        if len(shorter) == len(structure):
+            break
+        structure = shorter
+    if b"[]" in structure or structure.count(b"[") > limits.max_json_depth:
+        raise ApiError(f"The body is nested too deep; {limits.max_json_depth} levels at most would work.")
+
+
+def parse_object(body: bytes, limits: ServerConfig = _LIMITS) -> dict[str, Any]:
     """The body's one JSON object."""
     if body.startswith(_GZIP):
         raise _compressed()
+    check_structure(body, limits)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

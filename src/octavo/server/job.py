@@ -70,7 +70,7 @@ class JobMaker:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
-        messages = prompts.chat_messages(body)
+        messages = prompts.chat_messages(body, self._config)
         self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
         ids = await asyncio.to_thread(self._text.chat, messages)
         return self._job(body, [ids], logprobs, terms)
@@ -122,8 +122,9 @@ class JobMaker:
         requests: list[NewRequest] = []
         choices: dict[int, Choice] = {}
         seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-        for prompt in ids:
-            sampling = params.sampling_params(body, len(prompt), logprobs, self._limits, self._config)
+        samplings = [params.sampling_params(body, len(prompt), logprobs, self._limits, self._config) for prompt in ids]
+        params.check_tokens(ids, samplings, n, self._config)
+        for prompt, sampling in zip(ids, samplings, strict=True):
             for choice in range(n):
                 request = NewRequest(
                     request_id=self._new_id(),

@@ -8,11 +8,10 @@ top_p 0 is the narrowest nucleus, one token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.limits import MAX_STOP_CHARACTERS
 from octavo.server.protocol import ChatBody, CommonFields, CompletionBody
 from octavo.types import SamplingDefaults, SamplingParams
 
@@ -46,12 +45,38 @@ class TextOptions:
     logprobs: int | None
 
 
-def check_choices(body: CommonFields, config: ServerConfig) -> int:
+def check_choices(body: CommonFields, config: ServerConfig, prompts: int = 1) -> int:
     """Choices a prompt."""
     n = body.n if body.n is not None else 1
     if n > config.max_n:
         raise ApiError(f"n may be {config.max_n} at most.", param="n")
+    if n * prompts > config.max_choices:
+        raise ApiError(
+            f"n times the prompts is {n * prompts}, and one request may ask for {config.max_choices} choices.",
+            param="n",
+        )
     return n
+
+
+def check_tokens(prompts: list[list[int]], samplings: list[SamplingParams], n: int, config: ServerConfig) -> None:
+    """All that one request may make the engine compute, and the server keep."""
+    computed = n * sum(len(prompt) for prompt in prompts)
+    entries = 0
+    for sampling in samplings:
+        computed += n * sampling.max_tokens
+        entries += 0 if sampling.logprobs is None else n * sampling.max_tokens * (1 + sampling.logprobs)
+    if computed > config.max_request_tokens:
+        raise ApiError(
+            f"Prompts and max_tokens over all choices come to {computed} tokens, and one request may have "
+            f"{config.max_request_tokens}; lower max_tokens or n.",
+            param="max_tokens",
+        )
+    if entries > config.max_logprob_entries:
+        raise ApiError(
+            f"max_tokens over all choices with their logprobs come to {entries} log-probabilities, and one answer may "
+            f"have {config.max_logprob_entries}; lower max_tokens, n or logprobs.",
+            param="max_tokens",
+        )
 
 
 def chat_logprobs(body: ChatBody, config: ServerConfig) -> int | None:
@@ -79,8 +104,8 @@ def text_options(body: CommonFields, logprobs: int | None, config: ServerConfig)
     for stop in stops:
         if not stop:
             raise ApiError("stop may not hold an empty string, which is found everywhere; leave it out.", param="stop")
-        if len(stop) > MAX_STOP_CHARACTERS:
-            raise ApiError(f"A stop string may have {MAX_STOP_CHARACTERS} characters at most.", param="stop")
+        if len(stop) > config.max_stop_characters:
+            raise ApiError(f"A stop string may have {config.max_stop_characters} characters at most.", param="stop")
     return TextOptions(
         stops=stops,
         include_stop=bool(body.include_stop_str_in_output),
@@ -99,18 +124,23 @@ def max_tokens_of(body: ChatBody | CompletionBody) -> int | None:
     return None if isinstance(body, ChatBody) else COMPLETION_MAX_TOKENS
 
 
+def refuse_length(prompt_tokens: int, limits: ModelLimits, param: str) -> NoReturn:
+    """Raises for a prompt that leaves no room for an answer."""
+    raise ApiError(
+        f"The prompt has {prompt_tokens} tokens, and prompt and answer together may have {limits.max_model_len}; "
+        "shorten the prompt, or start the server with a larger context or KV pool.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def sampling_params(
     body: ChatBody | CompletionBody, prompt_tokens: int, logprobs: int | None, limits: ModelLimits, config: ServerConfig
 ) -> SamplingParams:
     """Parameters for a prompt of this length."""
     room = limits.max_model_len - prompt_tokens
     if room < 1:
-        raise ApiError(
-            f"The prompt has {prompt_tokens} tokens, and prompt and answer together may have {limits.max_model_len}; "
-            "shorten the prompt, or start the server with a larger context or KV pool.",
-            param="messages" if isinstance(body, ChatBody) else "prompt",
-            code="context_length_exceeded",
-        )
+        refuse_length(prompt_tokens, limits, "messages" if isinstance(body, ChatBody) else "prompt")
     asked = max_tokens_of(body)
     max_tokens = room if asked is None else min(asked, room)
     min_tokens = body.min_tokens or 0
@@ -132,7 +162,7 @@ def sampling_params(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_logit_bias(body.logit_bias or {}, limits, config),
-        stop_token_ids=_stop_token_ids(body.stop_token_ids or [], limits),
+        stop_token_ids=_stop_token_ids(body.stop_token_ids or [], limits, config),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
@@ -159,7 +189,9 @@ def _logit_bias(given: dict[str, float], limits: ModelLimits, config: ServerConf
     return tuple(sorted(bias.items()))
 
 
-def _stop_token_ids(given: list[int], limits: ModelLimits) -> tuple[int, ...]:
+def _stop_token_ids(given: list[int], limits: ModelLimits, config: ServerConfig) -> tuple[int, ...]:
+    if len(given) > config.max_stop_token_ids:
+        raise ApiError(f"stop_token_ids may hold {config.max_stop_token_ids} ids at most.", param="stop_token_ids")
     if any(token >= limits.num_tokens for token in given):
         raise ApiError(f"An id in stop_token_ids must be from 0 to {limits.num_tokens - 1}.", param="stop_token_ids")
     return tuple(dict.fromkeys(given))

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.params import ModelLimits
+from octavo.server.params import ModelLimits, check_choices, refuse_length
 from octavo.server.protocol import ChatBody, ChatMessage, CompletionBody
 
 LONG_TEXT = 16_384
@@ -21,11 +21,11 @@ LONG_TEXT = 16_384
 Encode = Callable[[str], list[int]]
 
 
-def message_dict(message: ChatMessage, index: int) -> dict[str, Any]:
+def message_dict(message: ChatMessage, index: int, max_parts: int) -> dict[str, Any]:
     """A turn as templates see it: `content` is always a string."""
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _content(message, index),
+        "content": _content(message, index, max_parts),
     }
     if message.name is not None:
         turn["name"] = message.name
@@ -36,7 +36,7 @@ def message_dict(message: ChatMessage, index: int) -> dict[str, Any]:
     return turn
 
 
-def _content(message: ChatMessage, index: int) -> str:
+def _content(message: ChatMessage, index: int, max_parts: int) -> str:
     content = message.content
     if content is None:
         if message.role != "assistant":
@@ -47,6 +47,8 @@ def _content(message: ChatMessage, index: int) -> str:
     texts = []
     for number, part in enumerate(content):
         where = f"messages[{index}].content[{number}]"
+        if number >= max_parts:
+            raise ApiError(f"A message may have {max_parts} parts at most.", param=f"messages[{index}].content")
         kind = part.get("type")
         if kind != "text":
             shown = kind[:40] if isinstance(kind, str) else type(kind).__name__
@@ -58,8 +60,10 @@ def _content(message: ChatMessage, index: int) -> str:
     return "".join(texts)
 
 
-def chat_messages(body: ChatBody) -> list[dict[str, Any]]:
-    return [message_dict(message, index) for index, message in enumerate(body.messages)]
+def chat_messages(body: ChatBody, config: ServerConfig) -> list[dict[str, Any]]:
+    if len(body.messages) > config.max_messages:
+        raise ApiError(f"messages may hold {config.max_messages} at most.", param="messages")
+    return [message_dict(message, index, config.max_content_parts) for index, message in enumerate(body.messages)]
 
 
 async def completion_prompts(
@@ -75,6 +79,7 @@ async def completion_prompts(
         raise ApiError("prompt must be a string, a list of strings, token ids or a list of token ids.", param="prompt")
     if len(prompts) > config.max_prompts:
         raise ApiError(f"prompt may hold {config.max_prompts} prompts at most.", param="prompt")
+    check_choices(body, config, len(prompts))
     return [await _prompt_ids(one, encode, limits) for one in prompts]
 
 
@@ -83,6 +88,8 @@ async def _prompt_ids(prompt: Any, encode: Encode, limits: ModelLimits) -> list[
         ids = encode(prompt) if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode, prompt)
     elif isinstance(prompt, list):
         ids = prompt
+        if len(ids) >= limits.max_model_len and type(ids[0]) is int:
+            refuse_length(len(ids), limits, "prompt")
         for token in ids:
             if type(token) is not int or not 0 <= token < limits.num_tokens:
                 raise ApiError(

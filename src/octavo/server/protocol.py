@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from octavo.config import ServerConfig
 from octavo.server import limits
 from octavo.server.body import parse_object
 from octavo.server.errors import ApiError, clip
@@ -86,7 +87,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Int64 | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -177,17 +178,18 @@ class CompletionBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
 
 Body = TypeVar("Body", ChatBody, CompletionBody)
 
+_BOUNDS = ServerConfig()
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def parse_chat(body: bytes) -> ChatBody:
-    return check_chat(parse_object(body))
+def parse_chat(body: bytes, bounds: ServerConfig = _BOUNDS) -> ChatBody:
+    return check_chat(parse_object(body, bounds))
 
 
-def parse_completion(body: bytes) -> CompletionBody:
-    return _convert(parse_object(body), CompletionBody)
+def parse_completion(body: bytes, bounds: ServerConfig = _BOUNDS) -> CompletionBody:
+    return _convert(parse_object(body, bounds), CompletionBody)
 
 
 def check_chat(value: dict[str, Any]) -> ChatBody:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +31,11 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_SEND_BUFFER = 128 * 1024
+"""Of each connection in the system, which doubles it: what slow readers leave there is bounded."""
+_OTHER_DESCRIPTORS = 128
+"""Files, pipes and sockets beside the connections."""
+
 
 def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serves until a signal or a failed start; returns the exit status.
@@ -42,6 +48,7 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
     try:
         listener = bind(config)
         log.configure(config.access_log)
+        raise_descriptor_limit(config.max_connections)
         url = _url(config.host, listener.getsockname()[1])
         logger.info("Starting octavo %s; it will serve at %s", octavo.__version__, url)
         fetch = None
@@ -84,6 +91,24 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
+def raise_descriptor_limit(connections: int) -> None:
+    """A connection is a file descriptor: takes as many as the system lets this process have, and says if it is few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logger.warning(
+            "--max-connections %d is more than the %d file descriptors that this process may have allow; "
+            "raise it with ulimit -Hn, or --max-connections %d would work",
+            connections,
+            most,
+            max(1, most - _OTHER_DESCRIPTORS),
+        )
+
+
 def bind(config: ServerConfig) -> socket.socket:
     """Listens; ConfigError says whether it is the host or the port that is wrong."""
     if not config.host.strip():
@@ -97,6 +122,7 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:

@@ -71,7 +71,7 @@ class Runner:
             server_header=False,
             ws="none",
             lifespan="on",
-            timeout_keep_alive=30,
+            timeout_keep_alive=config.keep_alive_seconds,
             timeout_graceful_shutdown=int(config.drain_seconds + _GRACE_SECONDS),
         )
         self._server = _Server(self._config, self._service)

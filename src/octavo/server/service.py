@@ -23,6 +23,7 @@ from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
 from octavo.observability.metrics import Metrics
 from octavo.server.answer import StalledSends
+from octavo.server.body import Buffered
 from octavo.server.errors import ApiError
 from octavo.server.job import Job, JobMaker
 from octavo.server.params import ModelLimits
@@ -58,7 +59,8 @@ class Service:
         self.engine = engine
         self.config = config
         self.metrics = Metrics()
-        self.stalled = StalledSends()
+        self.stalled = StalledSends(config.send_seconds, config.max_queued_tokens)
+        self.buffered = Buffered()
         self.client = AsyncEngineClient(
             engine,
             on_progress=self._progress,
