@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import psutil
 from octavo.bench.serve.client import fetch
 from octavo.bench.serve.target import Target
 
-URL = re.compile(r"http://([0-9.]+):(\d+)")
+URL = re.compile(r"https?://([0-9.]+):(\d+)")
 
 
 class ServerProcess:
@@ -36,11 +37,16 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         start_timeout: float = 300,
+        tls: ssl.SSLContext | None = None,
+        api_key: str | None = None,
     ) -> None:
+        """tls: trusts the server's certificate; api_key: goes with every request of `target`."""
         self.command = [*(command or [sys.executable, "-m", "octavo.cli.main", "serve", "--port", "0"]), *args]
         self.env = {**os.environ, **(env or {}), "PYTHONUNBUFFERED": "1"}
         self.cwd = cwd
         self.start_timeout = start_timeout
+        self.tls = tls
+        self.api_key = api_key
         self.host = ""
         self.port = 0
         self.lines: list[str] = []
@@ -99,7 +105,7 @@ class ServerProcess:
     @property
     def target(self) -> Target:
         """Where it listens."""
-        return Target(self.host, self.port)
+        return Target(self.host, self.port, tls=self.tls, api_key=self.api_key)
 
     def processes(self) -> list[psutil.Process]:
         """The server and everything below it."""

@@ -8,6 +8,7 @@ The environment is read in this module alone.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,10 @@ EMULATED_ISAS = ("amx-emulated",)
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+
+
+_ORIGIN = re.compile(r"https?://[^/\s]+/?|[a-z-]+://[^\s]*")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 class ConfigError(ValueError):
@@ -213,6 +218,7 @@ ENVIRONMENT = {
     "HF_TOKEN": "token for private and gated models",
     "HF_HUB_OFFLINE": "1: no model is downloaded",
     "OCTAVO_FAULTS": "faults that the engine brings about, for tests (engine/faults.py)",
+    "OCTAVO_API_KEY": "key that octavo chat --url sends",
 }
 """Every variable that Octavo reads; those of Hugging Face are read by its library."""
 
@@ -326,6 +332,32 @@ def check_server(config: ServerConfig) -> None:
     header = config.tenant_header
     if header is not None and not _HEADER.fullmatch(header):
         raise ConfigError(f"--tenant-header {header!r} is no name of a header; --tenant-header X-Tenant would work")
+    if header is not None and config.api_keys is not None:
+        raise ConfigError(
+            "--tenant-header and --api-keys exclude each other: a key's name is the tenant; leave one out"
+        )
+    if (config.tls_cert is None) != (config.tls_key is None):
+        given, lacking = ("--tls-cert", "--tls-key") if config.tls_key is None else ("--tls-key", "--tls-cert")
+        raise ConfigError(f"{given} needs {lacking} too; name the file of the other half")
+    if config.max_buffered_bytes < config.max_body_bytes:
+        raise ConfigError(
+            f"--max-buffered-bytes {config.max_buffered_bytes} is less than --max-body-bytes "
+            f"{config.max_body_bytes}; {config.max_body_bytes} would work"
+        )
+    for origin in config.cors_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--cors-origin {origin!r} is no origin; https://app.example or * would work")
+    for name in config.allowed_host:
+        if name != "*" and not _HOST.fullmatch(name):
+            raise ConfigError(f"--allowed-host {name!r} is no name; api.example.org, without a port, would work")
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:

@@ -50,7 +50,8 @@ class Source(Protocol):
 class ServerSource:
     """Answers from an OpenAI-compatible server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         problem = ConfigError(f"--url {url!r} is not a server's address; http://127.0.0.1:8000 would work")
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -94,7 +95,7 @@ class ServerSource:
     ) -> http.client.HTTPResponse:
         """One request; anything but 200 is Refused."""
         try:
-            connection.request(method, self.prefix + path, body, {"Content-Type": "application/json"})
+            connection.request(method, self.prefix + path, body, {**self.headers, "Content-Type": "application/json"})
             response = connection.getresponse()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise Refused(f"--url {self.url} does not answer ({error}); start one with octavo serve") from error
@@ -123,9 +124,9 @@ class EngineSource:
             raise Refused(str(error)) from error
 
 
-def run_chat(engine: EngineConfig, url: str | None, options: ChatOptions) -> int:
+def run_chat(engine: EngineConfig, url: str | None, options: ChatOptions, api_key: str | None = None) -> int:
     """The whole conversation; returns the exit code."""
-    with _open(engine, url) as source:
+    with _open(engine, url, api_key) as source:
         if _interactive():
             print("Ask away. /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer.")
         refused = _converse(source, options)
@@ -136,9 +137,9 @@ def _interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _open(engine: EngineConfig, url: str | None) -> AbstractContextManager[Source]:
+def _open(engine: EngineConfig, url: str | None, api_key: str | None) -> AbstractContextManager[Source]:
     if url:
-        return nullcontext(ServerSource(url))
+        return nullcontext(ServerSource(url, api_key))
     from octavo.llm import LLM
 
     class _Engine:

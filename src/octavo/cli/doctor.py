@@ -24,7 +24,7 @@ from octavo.models.spec import ModelError
 
 _SERVER = ServerConfig()
 
-SECRETS = ("HF_TOKEN",)
+SECRETS = ("HF_TOKEN", "OCTAVO_API_KEY")
 """Variables whose value is not shown."""
 
 

@@ -12,7 +12,7 @@ import octavo
 from octavo.cli.bench import bench
 from octavo.cli.options import FiniteRange, engine_options
 from octavo.cli.server_options import server_options
-from octavo.config import ConfigError, EngineConfig, ServerConfig, check_server
+from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.models.files import sentence
 from octavo.models.spec import ModelError
 
@@ -36,13 +36,13 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     """
     from octavo.server.run import run_server
 
-    check_server(server)
     raise SystemExit(run_server(engine, server))
 
 
 @cli.command()
 @engine_options
 @click.option("--url", default=None, help="Talk to this server (http://host:port) instead of an engine of its own.")
+@click.option("--api-key", default=None, envvar="OCTAVO_API_KEY", show_envvar=True, help="Key for --url.")
 @click.option("--system", default=None, help="System message.")
 @click.option(
     "--temperature",
@@ -55,6 +55,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
 def chat(
     engine: EngineConfig,
     url: str | None,
+    api_key: str | None,
     system: str | None,
     temperature: float | None,
     max_tokens: int,
@@ -64,7 +65,7 @@ def chat(
     from octavo.cli.chat import ChatOptions, run_chat
 
     options = ChatOptions(system=system, temperature=temperature, max_tokens=max_tokens, seed=seed)
-    raise SystemExit(run_chat(engine if url else with_model(engine), url, options))
+    raise SystemExit(run_chat(engine if url else with_model(engine), url, options, api_key))
 
 
 @cli.command()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from octavo.cli.options import FiniteRange, Size
-from octavo.config import ConfigError
+from octavo.config import check_server
 from octavo.http_config import GROUPS, ServerConfig, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,14 +75,7 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
 def make_server_config(values: dict[str, Any]) -> ServerConfig:
     """The configuration that the flags ask for; refuses combinations that cannot be."""
     config = ServerConfig(**values)
-    if (config.tls_cert is None) != (config.tls_key is None):
-        given, lacking = ("--tls-cert", "--tls-key") if config.tls_key is None else ("--tls-key", "--tls-cert")
-        raise ConfigError(f"{given} needs {lacking} too; name the file of the other half")
-    if config.max_buffered_bytes < config.max_body_bytes:
-        raise ConfigError(
-            f"--max-buffered-bytes {config.max_buffered_bytes} is less than --max-body-bytes "
-            f"{config.max_body_bytes}; {config.max_body_bytes} would work"
-        )
+    check_server(config)
     return config
 
 

@@ -59,7 +59,7 @@ def remember(path: Path, digest: str, cache: Path) -> None:
     record = _record_path(path, cache)
     text = json.dumps({"path": str(path.resolve()), "stamp": _stamp(path), "sha256": digest})
     try:
-        record.parent.mkdir(parents=True, exist_ok=True)
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(record, text.encode())
     except OSError:
         return

@@ -140,7 +140,7 @@ def _store(path: Path, pairs: Any) -> None:
     """A cache that cannot be written only costs the next start the same time."""
     body = np.ascontiguousarray(pairs, "<i4").tobytes()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, body + hashlib.sha256(body).digest())
     except OSError as error:
         log.info("%s cannot be written: %s", path, error)

@@ -83,7 +83,7 @@ def default_model(report: Report | None = None, pin: Pin = DEFAULT_MODEL) -> Pat
     target = cache_dir() / "models" / pin.file
     report = report or terminal_report()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(FileLock(f"{target}.lock"), report):
             if not _is_whole(target, pin):
                 _fetch(target, pin, report)

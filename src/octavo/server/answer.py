@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.engine.detokenizer import TokenBytes
 from octavo.engine.streams import DeltaStream
@@ -22,11 +22,10 @@ from octavo.server.choice import Piece
 from octavo.server.errors import ApiError
 from octavo.server.formats import DONE, Answer, ChatFormat, CompletionFormat, line_safe
 from octavo.server.job import Job
+from octavo.server.respond import Headers
 from octavo.types import ErrorCode, FinishReason, TokenDelta
 
 logger = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class StalledSends:
@@ -80,13 +79,15 @@ class Responder:
         tokens: TokenBytes,
         metrics: Metrics,
         arrived: float,
+        spend: Callable[[int], None],
     ) -> None:
-        """arrived: monotonic time at which the request came."""
+        """arrived: monotonic time at which the request came. spend: told how many tokens have come."""
         self._job = job
         self._shape = shape
         self._tokens = tokens
         self._metrics = metrics
         self._arrived = arrived
+        self._spend = spend
         self._last: dict[int, float] = {}
         """Request id -> when its last tokens came."""
 
@@ -186,6 +187,7 @@ class Responder:
                 continue
             if delta.tokens:
                 self._time(delta, now)
+                self._spend(len(delta.tokens))
             piece = choice.feed(delta)
             if choice.stopped_by_text:
                 deltas.end(delta.request_id)

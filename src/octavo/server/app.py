@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,20 +23,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.observability.metrics import CONTENT_TYPE
-from octavo.server.answer import Headers, Responder, watch
+from octavo.server.answer import Responder, watch
 from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
 from octavo.server.errors import ApiError, error_body
 from octavo.server.formats import DONE, ChatFormat, CompletionFormat
+from octavo.server.gate import Gate, client_of
 from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
+from octavo.server.quota import Client
+from octavo.server.respond import Headers, request_id, send_error
 from octavo.server.service import STOPPING, Service
 from octavo.server.terms import Terms, read_terms
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_JSON = (b"content-type", b"application/json")
 _UNEXPECTED = "The server failed on this request; its log says why."
 
 
@@ -79,7 +78,9 @@ class GenerateEndpoint(ABC):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         service = self._service
-        terms = read_terms(scope, service.config)
+        client = client_of(scope)
+        client.arrive()
+        terms = read_terms(scope, service.config, client.tenant)
         maker = service.admit()
         body = await read_body(scope, receive, service.config, service.buffered)
         try:
@@ -87,8 +88,18 @@ class GenerateEndpoint(ABC):
         finally:
             service.buffered.bytes -= len(body)
         service.check_room(job)
+        client.begin(len(job.requests), sum(job.prompt_tokens))
+        try:
+            await self._generate(job, client, scope, receive, send, headers, arrived)
+        finally:
+            client.end(len(job.requests))
+
+    async def _generate(
+        self, job: Job, client: Client, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float
+    ) -> None:
+        service = self._service
         assert service.text is not None
-        responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived)
+        responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived, client.spend)
         deltas = service.client.submit(job.requests)
         watcher = asyncio.create_task(watch(receive, deltas))
         task = asyncio.current_task()
@@ -152,27 +163,7 @@ class _StatusRecorder:
             await self.send({"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n" + DONE})
 
 
-def request_id(scope: Scope) -> bytes:
-    """The caller's id of the request where it has a usable one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return bytes(value)
-    return b"req-" + uuid.uuid4().hex.encode()
-
-
-async def send_error(send: Send, error: ApiError, headers: Headers) -> None:
-    body = error.body()
-    extra = [(b"retry-after", str(error.retry_after).encode())] if error.status in (429, 503) else []
-    start = {
-        "type": "http.response.start",
-        "status": error.status,
-        "headers": [_JSON, (b"content-length", str(len(body)).encode()), *extra, *headers],
-    }
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
-
-
-def create_app(service: Service) -> Starlette:
+def create_app(service: Service) -> Gate:
     """The application around a service, which it starts and closes."""
 
     @asynccontextmanager
@@ -189,7 +180,8 @@ def create_app(service: Service) -> Starlette:
         *_small_routes(service),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected_error}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    application = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    return Gate(application, service.config, service.access, service.metrics.responded)
 
 
 def _small_routes(service: Service) -> list[Route]:

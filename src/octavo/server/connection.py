@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self._raw = max(self._raw, 1)
         self._start_clock()
         super().on_message_begin()
-        self.scope["extensions"] = {"octavo.abort": self._abort}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {"octavo.abort": self._abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         self._grow(len(url))

@@ -70,9 +70,16 @@ class JobMaker:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
+        if body.chat_template is not None and not self._config.request_templates:
+            raise ApiError(
+                "The field 'chat_template' is refused: the template is the model's, and --request-templates, which "
+                "lets requests bring their own, is not set.",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
         messages = prompts.chat_messages(body, self._config)
         self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
-        ids = await asyncio.to_thread(self._text.chat, messages)
+        ids = await asyncio.to_thread(self._text.chat, messages, body.chat_template)
         return self._job(body, [ids], logprobs, terms)
 
     async def completion(self, body: CompletionBody, terms: Terms) -> Job:

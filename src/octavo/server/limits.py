@@ -60,6 +60,8 @@ SEED = Range(whole=True, low=0, high=2**64 - 1, works=42)
 """Of `LLM`. The API takes a signed integer of 64 bits instead, as its SDKs send it, and a negative one counts as that
 value + 2**64."""
 
+MAX_TEMPLATE_CHARACTERS = 65_536
+"""Of a chat template that a request brings."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_STOP_CHARACTERS = 1024
 

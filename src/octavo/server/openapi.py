@@ -13,11 +13,13 @@ from octavo.types import SamplingDefaults
 
 _STATUS = {
     "400": "The request is wrong; the message names the field.",
+    "401": "This needs a key.",
+    "403": "This name or web page may not call the server.",
     "404": "There is no such model.",
     "408": "The request did not come in time.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
-    "429": "The queue is full; retry-after says when to come back.",
+    "429": "The queue is full, or the key has had its share; retry-after says when to come back.",
     "431": "The request line and headers are too large.",
     "500": "The engine failed on this request.",
     "503": "The server cannot take the request now, or it waited too long in the queue.",

@@ -137,6 +137,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: TokenCount | None = None
+    chat_template: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TEMPLATE_CHARACTERS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     audio: Any = None

@@ -20,7 +20,7 @@ from functools import partial
 from types import FrameType
 
 import octavo
-from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig, is_loopback
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.locate import cached_model, locate_model, with_files
 from octavo.models.spec import ModelError
@@ -49,7 +49,8 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
         listener = bind(config)
         log.configure(config.access_log)
         raise_descriptor_limit(config.max_connections)
-        url = _url(config.host, listener.getsockname()[1])
+        _warn_of_strangers(config)
+        url = _url(config, listener.getsockname()[1])
         logger.info("Starting octavo %s; it will serve at %s", octavo.__version__, url)
         fetch = None
         if (found := cached_model(engine.model.path)) is not None:
@@ -89,6 +90,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     """A signal before there is anything to drain."""
     ignore_signals()
     raise SystemExit(0)
+
+
+def _warn_of_strangers(config: ServerConfig) -> None:
+    """Whoever reaches the address may use the server."""
+    if not is_loopback(config.host) and config.api_keys is None:
+        logger.warning(
+            "--host %s lets others in, and there is no --api-keys: whoever reaches it may use it", config.host
+        )
 
 
 def raise_descriptor_limit(connections: int) -> None:
@@ -134,6 +143,7 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(config: ServerConfig, port: int) -> str:
+    host = config.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{'http' if config.tls_cert is None else 'https'}://{shown}:{port}"

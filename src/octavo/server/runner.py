@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT drains: no new connections, open requests have `drain_seconds`, then they are ended with a
 reason. A second one ends the process at once, without a word. `timeout` and shells signal a process and then its whole
-group: what comes within `_SAME_SIGNAL_SECONDS` is the first one still.
+group: what comes within `_SAME_SIGNAL_SECONDS` is the first one still. SIGHUP reads keys and certificate again.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.supervisor import EngineProcess
 from octavo.server.app import create_app
 from octavo.server.connection import Connection, connections
 from octavo.server.log import DescriptorWatch, on_terminal
 from octavo.server.run import SIGNALS, ignore_signals
 from octavo.server.service import Fetch, Service
+from octavo.server.tls import load as load_certificate
+from octavo.server.tls import make_context
 from octavo.types import Progress, Ready
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,7 @@ class Runner:
             on_progress=self._progress,
             command=command,
         )
+        self._tls = make_context(config)
         self._config = uvicorn.Config(
             create_app(self._service),
             log_config=None,
@@ -74,7 +79,9 @@ class Runner:
             timeout_keep_alive=config.keep_alive_seconds,
             timeout_graceful_shutdown=int(config.drain_seconds + _GRACE_SECONDS),
         )
-        self._server = _Server(self._config, self._service)
+        self._config.load()
+        self._config.ssl = self._tls
+        self._server = _Server(self._config, self._service, self._tls)
 
     def serve(self, listener: socket.socket) -> int:
         """Serves until a signal or a failed start; the exit status."""
@@ -105,8 +112,9 @@ class Runner:
 class _Server(uvicorn.Server):
     """uvicorn with our signals: drain, then end."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
+        self._tls = tls
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signalled_at = 0.0
@@ -120,10 +128,34 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         for number in SIGNALS:
             signal.signal(number, self.handle_exit)
+        if self._reloadable():
+            signal.signal(signal.SIGHUP, self._hang_up)
         try:
             yield
         finally:
             ignore_signals()
+
+    def _reloadable(self) -> bool:
+        """SIGHUP ends a server that has no files to read again, as it ends any program whose terminal is gone."""
+        config = self._service.config
+        return self._tls is not None or config.api_keys is not None or config.admin_key_file is not None
+
+    def _hang_up(self, sig: int, frame: FrameType | None) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        """Keys and certificate, each as the file is now or as it was before."""
+        parts: list[tuple[str, Callable[[], None]]] = [("API and admin keys", self._service.access.reload)]
+        if self._tls is not None:
+            parts.append(("the certificate", partial(load_certificate, self._tls, self._service.config)))
+        for what, reload in parts:
+            try:
+                reload()
+            except ConfigError as error:
+                logger.error("%s stay as they were: %s", what, error)
+            else:
+                logger.info("Read again: %s", what)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS_A_SECOND == 0:

@@ -25,6 +25,7 @@ from octavo.observability.metrics import Metrics
 from octavo.server.answer import StalledSends
 from octavo.server.body import Buffered
 from octavo.server.errors import ApiError
+from octavo.server.gate import Access
 from octavo.server.job import Job, JobMaker
 from octavo.server.params import ModelLimits
 from octavo.server.text import ModelText, load_text
@@ -61,6 +62,7 @@ class Service:
         self.metrics = Metrics()
         self.stalled = StalledSends(config.send_seconds, config.max_queued_tokens)
         self.buffered = Buffered()
+        self.access = Access(config)
         self.client = AsyncEngineClient(
             engine,
             on_progress=self._progress,

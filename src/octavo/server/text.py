@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +18,9 @@ from octavo.server.templates import ChatTemplate, ChatTemplateError
 
 logger = logging.getLogger(__name__)
 
+BROUGHT_TEMPLATES = 4
+"""Of requests, kept at once; each is a process."""
+
 
 class ModelText:
     """Texts to ids; `tokens` gives bytes back."""
@@ -24,6 +29,9 @@ class ModelText:
         self._tokenizer = tokenizer
         self._template = template
         self._no_template = no_template
+        self._brought: OrderedDict[str, ChatTemplate] = OrderedDict()
+        """Templates that requests brought with them, the latest used last."""
+        self._lock = threading.Lock()
         self.tokens = tokenizer
 
     @cached_property
@@ -50,19 +58,33 @@ class ModelText:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
         return self._tokenizer.encode(text, parse_special=True, add_bos=self._tokenizer.add_bos)
 
-    def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """A chat's prompt: the text of control tokens inside messages stays text."""
-        if self._template is None:
+    def chat(self, messages: Sequence[dict[str, Any]], source: str | None = None) -> list[int]:
+        """A chat's prompt: the text of control tokens inside messages stays text. `source`: a template of its own."""
+        template = self._template if source is None else self._bring(source)
+        if template is None:
             raise ApiError(_sentence(self._no_template), param="messages", code="no_chat_template")
         try:
-            return self._tokenizer.encode_chat(self._template.render(messages))
+            return self._tokenizer.encode_chat(template.render(messages))
         except ChatTemplateError as error:
             raise ApiError(_sentence(str(error)), param="messages", code="chat_template_error") from error
 
+    def _bring(self, source: str) -> ChatTemplate:
+        """A request's template in a process of its own; that of the one used longest ago ends for it."""
+        with self._lock:
+            template = self._brought.get(source)
+            if template is None:
+                while len(self._brought) >= BROUGHT_TEMPLATES:
+                    self._brought.popitem(last=False)[1].close()
+                template = self._brought[source] = ChatTemplate.of(self._tokenizer, source)
+            self._brought.move_to_end(source)
+            return template
+
     def close(self) -> None:
-        """Ends the template's worker."""
-        if self._template is not None:
-            self._template.close()
+        """Ends the templates' workers."""
+        with self._lock:
+            for template in (self._template, *self._brought.values()):
+                if template is not None:
+                    template.close()
 
 
 def load_text(tokenizer: Tokenizer, template: str | None = None) -> ModelText:

@@ -177,7 +177,7 @@ def open_arena(
     if buffer is not None:
         return Arena(plan, buffer, "mapped", path=path)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             buffer = _map(path, plan, tell=False)  # the first look told of a damaged one
             if buffer is not None:
