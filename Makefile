@@ -9,7 +9,7 @@ PIP_INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_DISABLE_PIP_VERSION_CHECK=1
 # Torch, NumPy and the engine each start their own threads; tests run in two processes on two cores.
 TEST_ENV = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: serve setup test bars check format clean
+.PHONY: serve setup test bars fuzz check format clean
 
 serve: setup
 	.venv/bin/octavo serve $(ARGS)
@@ -26,6 +26,10 @@ test: .venv-test/.installed
 # Terms of Use: it runs where they are accepted by name, make bars OCTAVO_ACCEPT_TERMS=gemma.
 bars: .venv-test/.installed
 	.venv-test/bin/python -m benchmarks.bars $(ARGS)
+
+# Fuzzers, ten minutes each: detokeniser, stops, sse, bodies, models. make fuzz ARGS="stops --seconds 60" runs one for a minute.
+fuzz: .venv-test/.installed
+	.venv-test/bin/python -m benchmarks.fuzzers $(ARGS)
 
 check: .venv-test/.installed
 	.venv-test/bin/ruff check .

@@ -56,19 +56,16 @@ def test_https_is_spoken_and_the_certificate_can_be_changed_while_it_serves(tiny
         with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
             assert not plain.recv(100).startswith(b"HTTP/1.1 200")
-        old = ssl.create_default_context(cafile=str(CERTIFICATES / "second.pem"))
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health", verify=old)
 
 
 def test_files_that_are_no_certificate_are_refused_with_their_flags(tmp_path: Path) -> None:
     config = put("first", tmp_path)
-    assert make_context(config) is not None
+    context = make_context(config)
+    assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
     Path(config.tls_key or "").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         make_context(config)
     put("first", tmp_path)
-    shutil.copy(CERTIFICATES / "second.key", config.tls_key or "")
+    Path(config.tls_key or "").write_bytes((CERTIFICATES / "second.key").read_bytes())
     with pytest.raises(ConfigError, match=r"--tls-cert .* cannot be used"):
         make_context(config)

@@ -73,7 +73,7 @@ def test_unknown_fields_are_refused_by_name_at_every_depth() -> None:
     assert refusal({"prompt": "a", "stream_options": {"x": 1}}).param == "stream_options.x"
     body = {"messages": [{"role": "user", "content": "hi", "colour": "red"}]}
     assert refusal(body, parse_chat).param == "messages[0].colour"
-    assert refusal({**CHAT, "chat_template": "{{ 1 }}"}, parse_chat).param == "chat_template"
+    assert refusal({**CHAT, "chat_templates": "{{ 1 }}"}, parse_chat).param == "chat_templates"
 
 
 def test_a_missing_field_is_named() -> None:
