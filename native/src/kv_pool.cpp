@@ -80,6 +80,77 @@ void KVPool::read(int index, int block, float* key, float* value) const {
   }
 }
 
+// One layer and head of a block between its tiles and rows of head_dim elements, [position, dim] for keys, then values.
+// `Export` says which way. Keys and values of the bf16 path lie in pairs: of dims, and of positions.
+template <bool Export>
+void KVPool::move_f32(float* tiles, float* key, float* value) const {
+  const int64_t hd = head_dim, rows = block_size;
+  for (int64_t p = 0; p < rows; p++) {
+    float* tile = tiles + p / 32 * (tile_bytes(head_dim, true) / 4);
+    float* k = tile + p % 32 / 16 * hd * 16 + p % 16;
+    for (int64_t d = 0; d < hd; d++) Export ? (void)(key[p * hd + d] = k[d * 16]) : (void)(k[d * 16] = key[p * hd + d]);
+    float* v = tile + (32 + p % 32) * hd;
+    Export ? std::memcpy(value + p * hd, v, (size_t)hd * 4) : std::memcpy(v, value + p * hd, (size_t)hd * 4);
+  }
+}
+
+template <bool Export>
+void KVPool::move_bf16(uint8_t* tiles, uint16_t* key, uint16_t* value) const {
+  const int64_t hd = head_dim, dk = up(hd, 32), stride = tile_bytes(head_dim, false);
+  for (int64_t first = 0; first < block_size; first += 32, tiles += stride) {
+    uint16_t* k = (uint16_t*)tiles;
+    for (int64_t p = 0; p < 32; p++) {
+      uint16_t* from = k + (p / 16 * (dk / 2) * 16 + p % 16) * 2;
+      uint16_t* row = key + (first + p) * hd;
+      for (int64_t d = 0; d + 1 < hd; d += 2) {
+        Export ? std::memcpy(row + d, from + d * 16, 4) : std::memcpy(from + d * 16, row + d, 4);
+      }
+      if (hd % 2) Export ? (void)(row[hd - 1] = from[(hd - 1) * 16]) : (void)(from[(hd - 1) * 16] = row[hd - 1]);
+    }
+    uint16_t* v = (uint16_t*)(tiles + 64 * dk);
+    for (int64_t p = 0; p < 32; p += 2) {
+      uint16_t *even = value + (first + p) * hd, *odd = even + hd;
+      for (int64_t d = 0; d < hd; d++) {
+        uint16_t* pair = v + ((d / 16 * 16 + p / 2) * 16 + d % 16) * 2;
+        if (Export) {
+          even[d] = pair[0], odd[d] = pair[1];
+        } else {
+          pair[0] = even[d], pair[1] = odd[d];
+        }
+      }
+    }
+  }
+}
+
+template <bool Export>
+void KVPool::move(int block, uint8_t* wire) const {
+  const int64_t part = (int64_t)block_size * head_dim * (f32 ? 4 : 2);
+  for (int i = 0; i < layers; i++) {
+    const KVLayer kv = layer(i);
+    for (int h = 0; h < kv_heads; h++) {
+      uint8_t* tiles = kv.base + block * kv.block_stride + h * kv.head_stride;
+      uint8_t *key = wire + ((2 * i + 0) * kv_heads + h) * part, *value = wire + ((2 * i + 1) * kv_heads + h) * part;
+      if (f32) {
+        move_f32<Export>((float*)tiles, (float*)key, (float*)value);
+      } else {
+        move_bf16<Export>(tiles, (uint16_t*)key, (uint16_t*)value);
+      }
+    }
+  }
+}
+
+void KVPool::export_block(int block, uint8_t* wire) const {
+  require(block >= 0 && block < num_blocks, "block is outside the pool");
+  move<true>(block, wire);
+}
+
+void KVPool::import_block(int block, const uint8_t* wire) {
+  require(block >= 0 && block < num_blocks, "block is outside the pool");
+  const KVLayer kv = layer(0);
+  std::memset(kv.base + block * kv.block_stride, 0, (size_t)kv.block_stride);  // padding of dims is zero
+  move<false>(block, (uint8_t*)wire);
+}
+
 void KVPool::fill(float value) {
   if (f32) {
     float* p = (float*)memory_.data();

@@ -68,6 +68,20 @@ void read_pool(const KVPool& pool, int layer, int block, nb::object key, nb::obj
   pool.read(layer, block, (float*)k.data(), (float*)v.data());
 }
 
+void export_block(const KVPool& pool, int block, nb::object dst) {
+  const BufferView into(dst, true, "dst");
+  into.need(pool.wire_bytes(), "dst");
+  const nb::gil_scoped_release release;
+  pool.export_block(block, into.data());
+}
+
+void import_block(KVPool& pool, int block, nb::object src) {
+  const BufferView from(src, false, "src");
+  from.need(pool.wire_bytes(), "src");
+  const nb::gil_scoped_release release;
+  pool.import_block(block, from.data());
+}
+
 const Kernels& usable_kernels(const std::string& isa, int threads) {
   const Kernels* kernels = find_kernels(isa);
   if (!kernels) throw std::invalid_argument("instruction set " + isa + " is not available on this machine");
@@ -187,6 +201,9 @@ NB_MODULE(_native, m) {
           },
           "layers"_a, "kv_heads"_a, "head_dim"_a, "float32"_a)
       .def("read", &read_pool, "layer"_a, "block"_a, "key"_a, "value"_a)
+      .def_prop_ro("wire_bytes", &KVPool::wire_bytes)
+      .def("export_block", &export_block, "block"_a, "dst"_a)
+      .def("import_block", &import_block, "block"_a, "src"_a)
       .def("fill", &KVPool::fill, "value"_a);
   bind_program(m);
 }

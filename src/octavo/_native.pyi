@@ -75,6 +75,12 @@ class KVPool:
     def bytes_per_token(layers: int, kv_heads: int, head_dim: int, float32: bool) -> int: ...
     def read(self, layer: int, block: int, key: Any, value: Any) -> None:
         """Writes one block as canonical float32 [block_size, kv_heads, head_dim] into `key` and `value`."""
+    wire_bytes: int
+    """Bytes of one block in its wire form: [layer][key, value][head][position][dim], bf16 or float32."""
+    def export_block(self, block: int, dst: Any) -> None:
+        """Writes a block's wire form into `dst` (writable buffer). Releases the GIL."""
+    def import_block(self, block: int, src: Any) -> None:
+        """Fills a block from its wire form. Releases the GIL."""
     def fill(self, value: float) -> None:
         """Fills every page with one value, NaN included (tests)."""
 

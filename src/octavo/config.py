@@ -21,6 +21,8 @@ TILE = 32
 MAX_BLOCK = 65536
 """Tokens of the largest block."""
 MAX_POOL_TOKENS = 1 << 40
+DISK_BYTES = 8 << 30
+"""Bound of the KV cache's tier on disk where none is given."""
 EMULATED_ISAS = ("amx-emulated",)
 """Instruction sets for tests: never offered."""
 
@@ -72,6 +74,10 @@ class KVConfig:
     """"tenant": tenants share no cached block; "shared": they share all of them (`cache_salt` still keeps apart)."""
     eviction: str = "cost"
     """"cost": what costs most to compute again stays longest; "lru": what was used last does."""
+    disk: str | None = None
+    """Directory that keeps evicted blocks. None: evicted blocks are gone."""
+    disk_bytes: int | None = None
+    """Bytes of its files at most. None: DISK_BYTES where `disk` is set."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +249,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     check_choices(config)
     execution = _resolve_execution(config.execution, facts)
     scheduler = config.scheduler
+    _check_disk(config.kv, facts)
     workspace = scheduler.max_num_batched_tokens * facts.row_bytes + scheduler.max_num_seqs * facts.vocab * 4
     length = _requested_length(config.model, facts)
     capacity = _pool_tokens(config, facts, workspace, length)
@@ -256,6 +263,8 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     scheduler = _resolve_scheduler(scheduler, length)
     size = PoolSizes(facts.kv, scheduler, block).bytes(tokens)
     kv = replace(config.kv, size_bytes=size, size_tokens=tokens, block_size=block)
+    if kv.disk is not None and kv.disk_bytes is None:
+        kv = replace(kv, disk_bytes=DISK_BYTES)
     resolved = replace(
         config, model=replace(config.model, max_model_len=length), kv=kv, scheduler=scheduler, execution=execution
     )
@@ -323,6 +332,17 @@ def check_choices(config: EngineConfig) -> None:
         raise ConfigError(f"--block-size {config.kv.block_size} is not a multiple of {TILE}; {near} would work")
     if config.kv.size_bytes is not None and config.kv.size_tokens is not None:
         raise ConfigError("--kv-memory and --kv-tokens both set the KV pool; give one of them")
+    if config.kv.disk is None:
+        if config.kv.disk_bytes is not None:
+            raise ConfigError(
+                "--kv-disk-bytes bounds the files of --kv-disk, which is not given; --kv-disk DIR would work"
+            )
+    elif not config.kv.disk.strip():
+        raise ConfigError("--kv-disk is empty; name a directory, or leave it out to keep nothing on disk")
+    elif not config.kv.prefix_cache:
+        raise ConfigError("--kv-disk keeps what the prefix cache evicts; leave out --no-prefix-cache or --kv-disk")
+    elif not config.kv.paged:
+        raise ConfigError("--kv-disk keeps blocks, which --no-paged does not have; leave out one of them")
     if config.model.name is not None and not config.model.name.strip():
         raise ConfigError("--name is empty; leave it out to use the file's name, or --name my-model would work")
 
@@ -358,6 +378,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _check_disk(kv: KVConfig, facts: Facts) -> None:
+    """Layers with a window lose the blocks behind it one by one, so a prefix on disk would have holes."""
+    if kv.disk is not None and facts.kv.windows:
+        window = facts.kv.windows[0][0]
+        raise ConfigError(
+            f"--kv-disk keeps whole prefixes, and this model has layers that see the last {window} tokens alone; "
+            f"leave out --kv-disk"
+        )
 
 
 def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:

@@ -58,6 +58,7 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] | None = None, *, config: EngineConfig | None = None) -> None:
         from octavo.execution.factory import build_executor
+        from octavo.kvcache.tiers.disk import open_tier
         from octavo.models.tokenizer import load_tokenizer
         from octavo.server.text import load_text
 
@@ -66,7 +67,8 @@ class LLM:
         loading = _Loading(sys.stderr)
         try:
             self._executor = build_executor(config, loading)
-            self._core = EngineCore(self._executor.config, self._executor)
+            tier = open_tier(self._executor.config.kv, self._executor.info, self._executor.pages)
+            self._core = EngineCore(self._executor.config, self._executor, tier=tier)
         except BaseException:
             self._text.close()
             raise
@@ -124,6 +126,7 @@ class LLM:
             self._end_all()
         self._inbox.put(None)
         self._thread.join()
+        self._core.close(keep=self._failure is None)
         self._executor.close()
         self._text.close()
 

@@ -165,6 +165,20 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     step_seconds: float
     """Wall time spent inside executor steps, summed."""
+    disk_hits: int = 0
+    """Requests for which blocks came from the disk; their tokens are in `cached_prompt_tokens` too."""
+    disk_tokens: int = 0
+    disk_read_bytes: int = 0
+    disk_read_seconds: float = 0.0
+    disk_written_bytes: int = 0
+    disk_dropped_blocks: int = 0
+    """Evicted blocks that were not kept, for the disk was behind."""
+    disk_errors: int = 0
+    """Damaged files, and reads and writes that failed."""
+    disk_bytes: int = 0
+    """Held on disk now."""
+    disk_on: int = 0
+    """1 while the tier on disk works."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -327,6 +341,45 @@ class StepHandle(Protocol):
 
     def result(self) -> StepResult:
         """Waits for the step and returns what it made."""
+        ...
+
+
+class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The wire form of one block of one group: rows of [layer][key, value][head][position][dim]."""
+
+    dtype: str
+    """"bf16" or "float32"."""
+    layers: int
+    heads: int
+    tokens: int
+    dim: int
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.layers * self.heads * self.tokens * self.dim * (2 if self.dtype == "bf16" else 4)
+
+
+class BlockPages(Protocol):
+    """A back end's pages as disks, networks and other back ends see them. Safe from any thread.
+
+    Who may read or write which block when is the caller's business.
+    """
+
+    @property
+    def shapes(self) -> tuple[BlockShape, ...]:
+        """One a group."""
+        ...
+
+    def export_block(self, group: int, block: int, wire: memoryview) -> None:
+        """Writes the block's wire form."""
+        ...
+
+    def import_block(self, group: int, block: int, wire: memoryview) -> None:
+        """Fills the block from its wire form."""
+        ...
+
+    def checksum(self, wire: memoryview) -> int:
+        """64 bits that accidental damage changes."""
         ...
 
 

@@ -19,6 +19,7 @@ from octavo.bench.workload import Item, Workload
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.execution.factory import build_executor
+from octavo.kvcache.tiers.disk import open_tier
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.locate import locate_model
 from octavo.types import Executor, FinishReason, NewRequest, SamplingParams
@@ -176,7 +177,8 @@ class Arm:
         self.info = self._local.info
         self.report = self._local.report
         self.sizes = model_sizes(self.config.model.path)
-        self._core = EngineCore(self.config, wrap(self._local) if wrap else self._local)
+        tier = open_tier(self.config.kv, self.info, self._local.pages)
+        self._core = EngineCore(self.config, wrap(self._local) if wrap else self._local, tier=tier)
         self._ids = 0
         self._runs = 0
 
@@ -209,6 +211,7 @@ class Arm:
         )
 
     def close(self) -> None:
+        self._core.close()
         self._local.close()
 
     def __enter__(self) -> Self:

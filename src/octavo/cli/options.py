@@ -90,6 +90,8 @@ _OPTIONS = [
         show_default=True,
         help="Which cached block goes first: cost (cheapest to compute again and least used) or lru.",
     ),
+    click.option("--kv-disk", default=None, help="Directory that keeps evicted blocks, over restarts too [none]."),
+    click.option("--kv-disk-bytes", type=Size(), default=None, help="Size of its files at most, such as 20G [8G]."),
     click.option("--policy", default="continuous", show_default=True, help="continuous or static batching."),
     click.option(
         "--max-num-seqs",
@@ -174,6 +176,8 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             prefix_cache=values["prefix_cache"],
             prefix_scope=values["prefix_scope"],
             eviction=values["eviction"],
+            disk=values["kv_disk"],
+            disk_bytes=values["kv_disk_bytes"],
         ),
         scheduler=SchedulerConfig(
             policy=values["policy"],

@@ -27,8 +27,9 @@ from octavo.engine.channel import ChildChannel, PeerGone
 from octavo.engine.core import EngineCore
 from octavo.engine.journal import Journaled, JournalWriter, Phase, create
 from octavo.engine.supervisor import FAILED, NO_MEMORY
+from octavo.kvcache.tiers.disk import open_tier, tier_lines
 from octavo.models.files import sentence
-from octavo.types import Drain, Executor, Fatal, Progress, Shutdown
+from octavo.types import BlockPages, Drain, Executor, Fatal, Progress, Shutdown
 
 
 class LoadedExecutor(Executor, Protocol):
@@ -36,6 +37,7 @@ class LoadedExecutor(Executor, Protocol):
 
     config: EngineConfig
     report: tuple[str, ...]
+    pages: BlockPages
 
 
 ExecutorFactory = Callable[[EngineConfig, Callable[[str, float | None], None]], LoadedExecutor]
@@ -107,6 +109,7 @@ class _Engine:
 
         try:
             loaded = build_executor(config, faults.slow_loading(progress, self._faults))
+            tier = open_tier(loaded.config.kv, loaded.info, loaded.pages)
         except (ValueError, OSError, MemoryError) as error:
             return _fatal(channel, sentence(error) or type(error).__name__)
         except PeerGone:
@@ -115,15 +118,19 @@ class _Engine:
             _print_traceback()
             return _fatal(channel, f"the engine cannot start: {type(error).__name__}: {error}")
         executor: Executor = loaded
-        report = loaded.report
+        report = (*loaded.report, *tier_lines(tier))
         if self._faults:
             executor = faults.FaultyExecutor(executor, self._faults)
             report = (*report, f"faults     on purpose: {len(self._faults)} of {faults.VARIABLE}")
+        core = EngineCore(loaded.config, Journaled(executor, self._journal), tier=tier)
+        orderly = False
         try:
-            core = EngineCore(loaded.config, Journaled(executor, self._journal))
             channel.send(core.ready(report))
-            return self._loop(core)
+            status = self._loop(core)
+            orderly = True
+            return status
         except PeerGone:
+            orderly = True
             raise
         except MemoryError:
             return NO_MEMORY
@@ -131,6 +138,8 @@ class _Engine:
             _print_traceback()
             return _fatal(channel, f"the engine failed: {type(error).__name__}: {error}")
         finally:
+            self._journal.mark(Phase.IDLE)
+            core.close(keep=orderly)
             executor.close()
 
     def _loop(self, core: EngineCore) -> int:

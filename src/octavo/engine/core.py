@@ -1,4 +1,4 @@
-"""The engine core: client messages in, one step at a time, one message out. No I/O, no threads.
+"""The engine core: client messages in, one step at a time, one message out. No I/O, no threads (but the tier's).
 
 Owns the KV manager, the scheduler and the steps in flight; is lent an executor. The engine's main loop (or `LLM`)
 calls `handle` for what arrived and `step` while `has_work`. `depth` steps are kept in flight: one on a CPU, where a
@@ -14,6 +14,7 @@ from collections import deque
 
 from octavo.config import EngineConfig
 from octavo.kvcache.manager import make_kv
+from octavo.kvcache.tiers.tier import Tier
 from octavo.scheduler.admission import Limits, refusal
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.state import RequestState
@@ -33,18 +34,21 @@ from octavo.types import (
 
 log = logging.getLogger(__name__)
 
+_LOAD_SECONDS = 0.005
+"""While every request waits for blocks from a tier, messages are looked at this often."""
+
 
 class EngineCore:
     """See the module."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, depth: int = 1) -> None:
-        """config is resolved; the executor was made from it."""
+    def __init__(self, config: EngineConfig, executor: Executor, depth: int = 1, tier: Tier | None = None) -> None:
+        """config is resolved; the executor was made from it. tier: of the KV cache, below the executor's pages."""
         length = config.model.max_model_len
         assert length is not None, "the engine takes a resolved configuration"
         assert depth >= 1
         most = config.scheduler.max_num_batched_tokens if config.scheduler.chunked_prefill else length
         lead = depth * max(most, config.scheduler.max_num_batched_tokens)
-        self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length, lead)
+        self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length, lead, tier)
         self.scheduler = Scheduler(config.scheduler, self.kv)
         self._config = config
         self._executor = executor
@@ -113,14 +117,21 @@ class EngineCore:
         if self._config.validate_kv:
             self.kv.validate()
         deltas = self.scheduler.take_deltas()
+        if plan is None and not retired and not deltas and self.kv.loading:
+            self.kv.tier.wait(_LOAD_SECONDS)
         return StepOutput(deltas, self.stats()) if deltas or retired else None
 
     def validate(self) -> None:
         """Recomputes every block count from scratch; for an idle moment."""
         self.kv.validate()
 
+    def close(self, keep: bool = True) -> None:
+        """Ends the tier below the pages; keep: it takes what the prefix cache still holds, in bounded time."""
+        self.kv.tier.close(self.kv.kept() if keep else ())
+
     def stats(self) -> EngineStats:
         """A snapshot; counters only grow."""
+        disk = self.kv.tier.stats()
         counters = self.scheduler.counters
         groups = self.kv.groups
         return EngineStats(
@@ -136,6 +147,15 @@ class EngineCore:
             generated_tokens=counters.generated,
             preemptions=counters.preemptions,
             step_seconds=counters.seconds,
+            disk_hits=disk.hits,
+            disk_tokens=disk.tokens,
+            disk_read_bytes=disk.read_bytes,
+            disk_read_seconds=disk.read_seconds,
+            disk_written_bytes=disk.written_bytes,
+            disk_dropped_blocks=disk.dropped,
+            disk_errors=disk.errors,
+            disk_bytes=disk.bytes,
+            disk_on=int(disk.on),
         )
 
     def _add(self, message: NewRequest) -> None:

@@ -7,7 +7,7 @@ Off switches: `ExecutionConfig.program` (one native call an op, equal bits) and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,32 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.config import EngineConfig
 from octavo.execution.inputs import StepInputs
+from octavo.execution.pages import block_shapes
 from octavo.execution.rope import rope_tables
 from octavo.models.registry import forward_of
 from octavo.models.spec import ModelSpec
 from octavo.ops.base import Drawn
 from octavo.ops.cpu.ops import CpuOps
 from octavo.ops.cpu.packing import Arena
-from octavo.types import KVGroupSpec
+from octavo.types import BlockShape, KVGroupSpec
+
+
+class NativePages:
+    """The wire form of native pools (types.BlockPages). The calls release the GIL."""
+
+    def __init__(self, shapes: tuple[BlockShape, ...], pools: Sequence[_native.KVPool]) -> None:
+        self.shapes = shapes
+        self._pools = pools
+        assert [pool.wire_bytes for pool in pools] == [shape.bytes for shape in shapes]
+
+    def export_block(self, group: int, block: int, wire: memoryview) -> None:
+        self._pools[group].export_block(block, wire)
+
+    def import_block(self, group: int, block: int, wire: memoryview) -> None:
+        self._pools[group].import_block(block, wire)
+
+    def checksum(self, wire: memoryview) -> int:
+        return _native.checksum(wire)
 
 
 class CpuForward:
@@ -53,6 +72,7 @@ class CpuForward:
             )
             for n, g in zip(num_blocks, groups, strict=True)
         ]
+        self.pages = NativePages(block_shapes(spec, groups, config.kv.block_size, config.model.precision), self.pools)
         self.program = _native.Program(
             execution.isa,
             execution.threads,

@@ -58,6 +58,7 @@ class LocalExecutor:
         self.num_blocks = num_blocks
         self.report = report
         self.forward = forward
+        self.pages = forward.pages
         length = config.model.max_model_len
         assert length is not None
         width = -(-(length + 1) // config.kv.block_size)

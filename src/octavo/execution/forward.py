@@ -9,10 +9,16 @@ import numpy.typing as npt
 
 from octavo.execution.inputs import StepInputs
 from octavo.ops.base import Drawn, SampleRow
+from octavo.types import BlockPages
 
 
 class Forward(Protocol):
     """Weights, pages and a model, ready to run any step within the configured limits."""
+
+    @property
+    def pages(self) -> BlockPages:
+        """Keys and values in their wire form."""
+        ...
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
         """The step; one draw a sample."""

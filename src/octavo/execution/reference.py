@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from octavo.config import EngineConfig
 from octavo.execution.inputs import StepInputs
+from octavo.execution.pages import ReferencePages, block_shapes
 from octavo.execution.rope import rope_tables
 from octavo.models.registry import forward_of
 from octavo.models.spec import Checkpoint
@@ -44,6 +45,8 @@ class ReferenceForward:
             Pages(n, config.kv.block_size, len(g.layers), spec.kv_heads, spec.head_dim)
             for n, g in zip(num_blocks, groups, strict=True)
         ]
+        shapes = block_shapes(spec, groups, config.kv.block_size, config.model.precision)
+        self.pages = ReferencePages(shapes, pages)
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         numerics = Numerics(rounded, config.execution.attention == "naive", ropes)
         self._ops = ReferenceOps(weights, pages, [places[i] for i in range(spec.layers)], numerics)

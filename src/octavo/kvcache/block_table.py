@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from octavo.kvcache.keys import KeyChain, KeyContext
 from octavo.kvcache.prefix_cache import Parent
+from octavo.kvcache.tiers.tier import Load
 from octavo.types import LEFT_BLOCK
 
 
@@ -51,7 +52,18 @@ class BlockTable:
 class SequenceKV:
     """One request's pages. Only `KVManager` writes here, except `last_step`."""
 
-    __slots__ = ("capacity", "chain", "handed", "last_step", "matched", "num_blocks", "published", "tables", "was_open")
+    __slots__ = (
+        "capacity",
+        "chain",
+        "handed",
+        "last_step",
+        "load",
+        "matched",
+        "num_blocks",
+        "published",
+        "tables",
+        "was_open",
+    )
 
     def __init__(self, context: KeyContext, groups: int) -> None:
         self.chain = KeyChain(context)
@@ -68,5 +80,7 @@ class SequenceKV:
         """Full blocks already offered to the prefix cache, or taken from it."""
         self.was_open = False
         """It has held blocks before: what it finds in the prefix cache now is no hit of a new request."""
+        self.load: Load | None = None
+        """Blocks behind the matched ones that a tier is bringing; the request waits for them."""
         self.last_step = -1
         """Newest step that may touch the blocks; written by the scheduler when it plans work."""

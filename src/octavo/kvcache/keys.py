@@ -75,6 +75,10 @@ class KeyChain:
         self.context = context
         self._keys = [root_key(context)]
 
+    def above(self, index: int, tokens: Sequence[int]) -> bytes:
+        """Key of the block before block `index`, or the root key."""
+        return self.key(index - 1, tokens) if index else self._keys[0]
+
     def key(self, index: int, tokens: Sequence[int]) -> bytes:
         """Key of block `index` of the request's `tokens` (append-only; the block must be full)."""
         size = self.context.block_size

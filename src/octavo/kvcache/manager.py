@@ -5,6 +5,7 @@
     commit   -- publishes the full blocks of a retired step to the prefix cache
     slide    -- in window groups, leaves the blocks that no later position sees
     release  -- the request leaves its blocks; they are parked under the newest step that may still touch them
+    loaded   -- blocks that a tier below the pages brought are taken in (tiers/tier.py)
     retire   -- a step is over: blocks parked under it lose that reader
     validate -- recomputes every count from scratch
 
@@ -18,12 +19,16 @@ Off: `kv.prefix_cache` (see prefix_cache.py), and `kv.paged`: one block of `max_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from octavo.config import KVConfig, most_live
 from octavo.kvcache.block_table import SequenceKV
 from octavo.kvcache.group import Group, Window, WindowGroup, make_group
-from octavo.kvcache.keys import KeyContext
+from octavo.kvcache.keys import KeyContext, pack_tokens
+from octavo.kvcache.prefix_cache import AnyEntry
+from octavo.kvcache.tiers.tier import Load, NoTier, Tier, Want
+from octavo.kvcache.tiers.wire import Cached
 from octavo.types import KVGroupSpec, ModelInfo
 
 NewBlocks = tuple[tuple[int, ...], ...]
@@ -36,7 +41,12 @@ class KVManager:
     """Pages of all requests. `sequence` makes a request's handle; the rest takes it."""
 
     def __init__(
-        self, groups: Sequence[Group], block_size: int, identity: KeyContext, shared_scope: bool = False
+        self,
+        groups: Sequence[Group],
+        block_size: int,
+        identity: KeyContext,
+        shared_scope: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         """shared_scope: tenants share what they cache."""
         assert groups, "there is at least one group"
@@ -50,6 +60,14 @@ class KVManager:
         self._open: dict[int, SequenceKV] = {}
         self._parked: dict[int, list[list[list[int]]]] = {}
         self._retired = -1
+        self.tier: Tier = tier or NoTier()
+        self._loads = 0
+        """Requests that wait for one."""
+        self._left_loads: list[tuple[Load, list[list[int]]]] = []
+        """Loads that nobody waits for, and the blocks that they may still write to."""
+        if self.tier.on:
+            for number, group in enumerate(self.groups):
+                group.cache.spill = partial(self._spill, number)
 
     @property
     def available(self) -> int:
@@ -63,8 +81,13 @@ class KVManager:
 
     @property
     def has_parked(self) -> bool:
-        """Some blocks wait for a step to retire."""
-        return bool(self._parked)
+        """Some blocks wait for a step to retire, or for a load to let go of them."""
+        return bool(self._parked or self._left_loads)
+
+    @property
+    def loading(self) -> bool:
+        """Blocks are coming from the tier."""
+        return bool(self._loads or self._left_loads)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -96,6 +119,8 @@ class KVManager:
         seq.num_blocks = want
         seq.capacity = want * self.block_size
         self._open[id(seq)] = seq
+        if opened and self.tier.on:
+            self._load(seq, tokens)
         return True
 
     def advance(self, seq: SequenceKV, upto: int) -> NewBlocks:
@@ -111,6 +136,10 @@ class KVManager:
         seq.handed = want
         return new
 
+    def beyond_matched(self, seq: SequenceKV) -> NewBlocks:
+        """All blocks that the tables have had behind the matched ones, those included that a load left unfilled."""
+        return tuple([tuple(table.blocks[seq.matched // self.block_size - table.left :]) for table in seq.tables])
+
     def commit(self, seq: SequenceKV, tokens: Sequence[int], upto: int) -> None:
         """The positions [0, upto) are computed: publishes the blocks that they fill."""
         size = self.block_size
@@ -121,6 +150,29 @@ class KVManager:
                     key = seq.chain.key(index, tokens)
                     table.tail = group.cache.commit(table.tail, key, content, table.block(index))
             seq.published = index + 1
+
+    def loaded(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
+        """The request's load is done: what it brought counts as matched, and is published."""
+        load = seq.load
+        assert load is not None and load.done
+        seq.load = None
+        self._loads -= 1
+        upto = seq.matched + load.came // len(self.groups) * self.block_size
+        self.commit(seq, tokens, upto)
+        seq.matched = upto
+
+    def take_loads(self) -> None:
+        """Frees the blocks of loads that nobody waits for any more, once they are done."""
+        for load, blocks in self._left_loads:
+            if load.done:
+                self._release(blocks)
+        self._left_loads = [left for left in self._left_loads if not left[0].done]
+
+    def kept(self) -> Iterator[tuple[int, Cached]]:
+        """(group, block) of all that the prefix caches hold and nobody reads, the most valuable first."""
+        for number, group in enumerate(self.groups):
+            for entry in group.cache.idle():
+                yield number, Cached(entry.key, entry.above, entry.packed, entry.block)
 
     def slide(self, seq: SequenceKV, computed: int) -> None:
         """The positions below `computed` are computed: window groups leave the blocks that no later one sees."""
@@ -139,7 +191,12 @@ class KVManager:
         blocks = [table.blocks for table in seq.tables]
         for group, table in zip(self.groups, seq.tables, strict=True):
             group.closed(group.claim(seq.num_blocks - table.left), len(table.blocks))
-        if seq.last_step > self._retired:
+        if seq.load is not None:
+            # Not under a step as well: no step has touched what the load writes to.
+            seq.load.cancelled = True
+            self._loads -= 1
+            self._left_loads.append((seq.load, blocks))
+        elif seq.last_step > self._retired:
             self._parked.setdefault(seq.last_step, []).append(blocks)
         else:
             self._release(blocks)
@@ -158,6 +215,7 @@ class KVManager:
 
     def validate(self) -> None:
         """Asserts that pools, caches, tables, promises and parked blocks agree."""
+        assert self._loads == sum(seq.load is not None for seq in self._open.values())
         for number, group in enumerate(self.groups):
             readers: Counter[int] = Counter()
             claimed = 0
@@ -172,6 +230,9 @@ class KVManager:
                 for tables in parked:
                     readers.update(tables[number])
                     claimed += group.expected(len(tables[number]), len(tables[number]))
+            for _, tables in self._left_loads:
+                readers.update(tables[number])
+                claimed += group.expected(len(tables[number]), len(tables[number]))
             assert group.claimed == claimed, f"{group.claimed} blocks are claimed, tables say {claimed}"
             assert group.available >= 0, f"{-group.available} more blocks are claimed than there are"
             group.pool.validate(readers, group.cache.held())
@@ -207,6 +268,27 @@ class KVManager:
         seq.published = seq.handed = seq.num_blocks = count
         self._open[id(seq)] = seq
 
+    def _load(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
+        """Starts to bring what follows the matched blocks, where the tier has it and it is worth the wait."""
+        size = self.block_size
+        first = seq.matched // size
+        # The last position is computed in any case.
+        count = self.tier.run(seq.chain, tokens, first, min(seq.num_blocks, (len(tokens) - 1) // size))
+        if not count:
+            return
+        self.advance(seq, (first + count) * size)
+        wants = []
+        for index in range(first, first + count):
+            above = seq.chain.above(index, tokens)
+            packed = pack_tokens(tokens[index * size : (index + 1) * size])
+            for number, table in enumerate(seq.tables):
+                wants.append(Want(number, Cached(seq.chain.key(index, tokens), above, packed, table.block(index))))
+        seq.load = self.tier.load(wants)
+        self._loads += 1
+
+    def _spill(self, number: int, entry: AnyEntry) -> None:
+        self.tier.spill(number, Cached(entry.key, entry.above, entry.packed, entry.block))
+
     def _empty(self, seq: SequenceKV) -> None:
         """Undoes `_match`."""
         if seq.num_blocks:
@@ -220,6 +302,7 @@ class KVManager:
     def _reset(self, seq: SequenceKV) -> None:
         for table in seq.tables:
             table.clear(seq.chain.context)
+        seq.load = None
         seq.capacity = seq.matched = seq.published = seq.handed = seq.num_blocks = 0
         del self._open[id(seq)]
 
@@ -253,7 +336,14 @@ def _window(spec: KVGroupSpec, lead: int, block_size: int) -> Window | None:
     return None if spec.window is None else Window(spec.window, most_live(spec.window, lead, block_size))
 
 
-def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_model_len: int, lead: int) -> KVManager:
+def make_kv(
+    config: KVConfig,
+    info: ModelInfo,
+    num_blocks: tuple[int, ...],
+    max_model_len: int,
+    lead: int,
+    tier: Tier | None = None,
+) -> KVManager:
     """The manager that the configuration asks for, over the executor's pools.
 
     lead: positions of one request that may be submitted and not yet retired.
@@ -264,4 +354,4 @@ def make_kv(config: KVConfig, info: ModelInfo, num_blocks: tuple[int, ...], max_
         make_group(total, config.prefix_cache, _window(spec, lead, size), config.eviction)
         for total, spec in zip(num_blocks, info.kv_groups, strict=True)
     ]
-    return KVManager(groups, size, identity, shared_scope=config.prefix_scope == "shared")
+    return KVManager(groups, size, identity, config.prefix_scope == "shared", tier)

@@ -33,6 +33,13 @@ _COUNTERS = {
     "preemptions": ("octavo_preemptions", "Requests that gave up their blocks to others."),
     "steps": ("octavo_steps", "Engine steps."),
     "step_seconds": ("octavo_step_busy_seconds", "Wall time inside engine steps."),
+    "disk_hits": ("octavo_kv_disk_hits", "Requests for which KV blocks came from disk."),
+    "disk_tokens": ("octavo_kv_disk_tokens", "Tokens that they brought, part of the cached prompt tokens."),
+    "disk_read_bytes": ("octavo_kv_disk_read_bytes", "Bytes of KV blocks read from disk."),
+    "disk_read_seconds": ("octavo_kv_disk_read_seconds", "Time that reading them took."),
+    "disk_written_bytes": ("octavo_kv_disk_written_bytes", "Bytes of KV blocks written to disk."),
+    "disk_dropped_blocks": ("octavo_kv_disk_dropped_blocks", "Evicted blocks not kept, for the disk was behind."),
+    "disk_errors": ("octavo_kv_disk_errors", "Damaged KV files, and reads and writes that failed."),
 }
 _GAUGES = {
     "running": ("octavo_requests_running", "Requests in the batch."),
@@ -40,6 +47,8 @@ _GAUGES = {
     "kv_blocks_total": ("octavo_kv_blocks", "Blocks of the KV pool."),
     "kv_blocks_free": ("octavo_kv_blocks_free", "Blocks that no running request needs, evictable ones included."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "Blocks that the prefix cache can find."),
+    "disk_bytes": ("octavo_kv_disk_bytes", "Bytes of KV blocks on disk."),
+    "disk_on": ("octavo_kv_disk_on", "1 while KV blocks are kept on disk and read from there."),
 }
 
 

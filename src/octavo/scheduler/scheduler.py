@@ -25,6 +25,9 @@ from octavo.scheduler.state import RequestState, Status
 from octavo.scheduler.time_limits import TimeLimits
 from octavo.types import ErrorCode, FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
 
+_TIMED_ROWS = 64
+"""Rows of prompts that a step has at least to say how fast they are computed."""
+
 
 class Counters:
     """What was done so far; only ever grows."""
@@ -116,7 +119,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._flight or self._deltas)
+        return bool(self._live or self._flight or self._deltas or self.kv.loading)
 
     # --- one step is planned ---
 
@@ -124,6 +127,8 @@ class Scheduler:
         """The next step, or None where nothing can be computed now. Counters move here."""
         for over in self._limits.expired():
             self.finish(over.request, FinishReason.ERROR, error=over.error, code=over.code)
+        if self.kv.tier.on or self.kv.loading:
+            self._take_loads()
         draft = Draft(self._config.max_num_batched_tokens)
         for request in self._policy.at_once(self.waiting, self.running):
             if not self._admit(request):
@@ -133,16 +138,27 @@ class Scheduler:
         if prompts or self.waiting:
             self._plan_prompts(draft, prompts)
         if draft.empty:
-            assert self._flight or not self._live, "requests wait, nothing runs and nothing was admitted"
+            assert self._flight or self.kv.loading or not self._live, (
+                "requests wait, nothing runs and nothing was admitted"
+            )
             return None
         return self._submit(draft)
+
+    def _take_loads(self) -> None:
+        """Requests whose blocks have come from the tier go on behind them."""
+        self.kv.take_loads()
+        for request in self.running:
+            load = request.kv.load
+            if load is not None and load.done:
+                self.kv.loaded(request.kv, request.tokens)
+                self._found(request)
 
     def _split(self) -> tuple[list[RequestState], list[RequestState]]:
         """Running requests with one position left, and those with more; those that draw a token are left out."""
         decodes: list[RequestState] = []
         prompts: list[RequestState] = []
         for request in self.running:
-            if not request.drawing:
+            if not request.drawing and request.kv.load is None:
                 (decodes if len(request.tokens) - request.num_computed == 1 else prompts).append(request)
         return decodes, prompts
 
@@ -196,7 +212,7 @@ class Scheduler:
                 if oldest is not None and not self._chunking.take(request.remaining, draft.left):
                     continue
                 admitting = admitting and self._admit(request)
-                if not admitting:
+                if not admitting or request.kv.load is not None:
                     continue
             if oldest is None:
                 oldest = request
@@ -222,11 +238,16 @@ class Scheduler:
         _remove(self.waiting, request)
         insort(self.running, request, key=_order)
         request.admit()
+        self._found(request)
+        return True
+
+    def _found(self, request: RequestState) -> None:
+        """The request starts behind what the prefix cache holds, its tiers included."""
+        request.start()
         # Positions computed before a preemption and found again are no hit.
         found = min(request.num_computed, request.num_prompt) - request.computed_once
         self.counters.cached += max(0, found)
         request.computed_once = max(request.computed_once, request.num_computed)
-        return True
 
     def _submit(self, draft: Draft) -> StepPlan:
         step_id = self._next_step
@@ -240,6 +261,7 @@ class Scheduler:
             new_blocks = self.kv.advance(request.kv, end)
             if request.slot is None:
                 new.append(self._enter(request))
+                new_blocks = self.kv.beyond_matched(request.kv)
             assert request.slot is not None
             item.sample = end == len(request.tokens)
             item.epoch = request.epoch
@@ -290,6 +312,8 @@ class Scheduler:
             if item.request.epoch == item.epoch:
                 self._take_output(item, output)
         self.kv.retire(record.step_id)
+        if self.kv.tier.on:
+            self._time(record, result.seconds)
 
     def _take_output(self, item: Item, output: SeqOutput) -> None:
         request = item.request
@@ -326,6 +350,13 @@ class Scheduler:
             request.cached_tokens = None
             self.kv.slide(request.kv, min(end, len(request.tokens) - 1))
             self._deltas.append(delta)
+
+    def _time(self, record: StepRecord, seconds: float) -> None:
+        """Tells the tier what prompts cost, by steps that compute little else."""
+        rows = sum(item.count for item in record.items)
+        prompts = sum(item.count for item in record.items if item.count > 1)
+        if prompts >= _TIMED_ROWS and 5 * prompts >= 4 * rows:
+            self.kv.tier.computed(rows, seconds)
 
     def _count(self, item: Item) -> None:
         """Sorts the computed positions: new prompt, or computed before; decodes count as generated tokens."""

@@ -110,16 +110,19 @@ class RequestState:
         return len(self.tokens) > self.resumed_at
 
     def admit(self) -> None:
-        """Pages are reserved: the counter starts behind what the prefix cache holds."""
+        """Pages are reserved."""
         assert self.status in (Status.WAITING, Status.PREEMPTED)
+        self.status = Status.RUNNING
+        self.resumed_at = len(self.tokens)
+
+    def start(self) -> None:
+        """The counter starts behind what the prefix cache holds; again when more of it has come from a tier."""
         matched = self.kv.matched
         # The last position is always computed: its logits draw the next token.
         self.num_computed = min(matched, len(self.tokens) - 1)
-        if self.status is Status.WAITING:
+        if not self.preemptions:
             size = self.kv.chain.context.block_size
             self.cached_tokens = min(matched, (self.num_prompt - 1) // size * size)
-        self.status = Status.RUNNING
-        self.resumed_at = len(self.tokens)
 
     def preempt(self) -> None:
         """Pages are gone; everything known will be computed again."""
