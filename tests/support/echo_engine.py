@@ -55,6 +55,7 @@ class Echo:
         self.config = replace(config, model=replace(config.model, max_model_len=min(length, tokens)))
         self.report = ("echo",)
         self.num_blocks = (tokens // config.kv.block_size,)
+        self.pages = None
         self.info = ModelInfo(
             name=config.model.name or "echo",
             architecture="echo",

@@ -37,7 +37,11 @@ class LoadedExecutor(Executor, Protocol):
 
     config: EngineConfig
     report: tuple[str, ...]
-    pages: BlockPages
+
+    @property
+    def pages(self) -> BlockPages | None:
+        """None: there is nothing that could be kept elsewhere."""
+        ...
 
 
 ExecutorFactory = Callable[[EngineConfig, Callable[[str, float | None], None]], LoadedExecutor]

@@ -250,11 +250,11 @@ class DiskTier:
             self._tokens += load.came // len(self._pages.shapes) * self._block_tokens
 
 
-def open_tier(config: KVConfig, info: ModelInfo, pages: BlockPages) -> Tier:
+def open_tier(config: KVConfig, info: ModelInfo, pages: BlockPages | None) -> Tier:
     """The tier that the resolved configuration asks for. Raises ConfigError where its directory cannot be had."""
     if config.disk is None:
         return NoTier()
-    assert config.disk_bytes is not None
+    assert config.disk_bytes is not None and pages is not None
     directory = Path(config.disk)
     store = DiskStore(directory, config.disk_bytes, info.weights_id, info.numerics_id, pages)
     least = sum(store.file_bytes(group) for group in range(len(pages.shapes)))
