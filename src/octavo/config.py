@@ -90,6 +90,8 @@ class SchedulerConfig:
     """Requests in one step at most."""
     max_num_batched_tokens: int = 512
     """Token budget of one step."""
+    target_itl_ms: float | None = None
+    """Prompts get as much of a step as keeps the time between two tokens under this. None: the whole budget."""
     chunked_prefill: bool = True
     """Off: a prompt is computed whole in one step (the budget must hold the longest prompt)."""
     order: str = "fcfs"
@@ -321,6 +323,10 @@ def check_choices(config: EngineConfig) -> None:
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--max-queue-requests", config.scheduler.max_queue_requests, 1, 1_000_000)
+    if config.scheduler.target_itl_ms is not None:
+        between("--target-itl-ms", config.scheduler.target_itl_ms, 0.1, 600_000)
+        if not config.scheduler.chunked_prefill:
+            raise ConfigError("--target-itl-ms sets the size of chunks; leave --no-chunked-prefill out")
     if config.scheduler.max_queue_seconds is not None:
         between("--max-queue-seconds", config.scheduler.max_queue_seconds, 0.001, 86_400)
     if not TILE <= config.kv.block_size <= MAX_BLOCK:

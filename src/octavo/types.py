@@ -179,6 +179,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Held on disk now."""
     disk_on: int = 0
     """1 while the tier on disk works."""
+    predicted_seconds: float = 0.0
+    """What the step-time model said before each of them, summed."""
+    step_budget: int = 0
+    """Tokens that the newest step could have."""
+    step_prices: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Seconds, as learnt: of any step, of a position computed, of a token drawn, of a position read by attention."""
+    waiting_tokens: int = 0
+    """Positions that waiting requests still have to compute before they draw a token."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):

@@ -107,6 +107,12 @@ _OPTIONS = [
         show_default=True,
         help="Token budget of one step.",
     ),
+    click.option(
+        "--target-itl-ms",
+        type=float,
+        default=None,
+        help="Time between two tokens that prompts may not exceed: it sets each step's chunks [the whole budget].",
+    ),
     click.option("--chunked-prefill/--no-chunked-prefill", default=True, help="Off: prompts are computed whole."),
     click.option(
         "--scheduling-policy",
@@ -183,6 +189,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             policy=values["policy"],
             max_num_seqs=values["max_num_seqs"],
             max_num_batched_tokens=values["max_num_batched_tokens"],
+            target_itl_ms=values["target_itl_ms"],
             chunked_prefill=values["chunked_prefill"],
             order=values["order"],
             max_queue_requests=values["max_queue_requests"],

@@ -156,6 +156,9 @@ class EngineCore:
             disk_errors=disk.errors,
             disk_bytes=disk.bytes,
             disk_on=int(disk.on),
+            predicted_seconds=counters.predicted,
+            step_budget=self.scheduler.step_budget,
+            step_prices=self.scheduler.model.prices,
         )
 
     def _add(self, message: NewRequest) -> None:

@@ -40,16 +40,22 @@ _COUNTERS = {
     "disk_written_bytes": ("octavo_kv_disk_written_bytes", "Bytes of KV blocks written to disk."),
     "disk_dropped_blocks": ("octavo_kv_disk_dropped_blocks", "Evicted blocks not kept, for the disk was behind."),
     "disk_errors": ("octavo_kv_disk_errors", "Damaged KV files, and reads and writes that failed."),
+    "predicted_seconds": ("octavo_step_predicted_seconds", "Wall time of steps as the step-time model predicted it."),
 }
 _GAUGES = {
     "running": ("octavo_requests_running", "Requests in the batch."),
     "waiting": ("octavo_requests_waiting", "Requests that wait for admission."),
     "kv_blocks_total": ("octavo_kv_blocks", "Blocks of the KV pool."),
     "kv_blocks_free": ("octavo_kv_blocks_free", "Blocks that no running request needs, evictable ones included."),
+    "step_budget": ("octavo_step_budget_tokens", "Tokens that the newest step could have."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "Blocks that the prefix cache can find."),
     "disk_bytes": ("octavo_kv_disk_bytes", "Bytes of KV blocks on disk."),
     "disk_on": ("octavo_kv_disk_on", "1 while KV blocks are kept on disk and read from there."),
 }
+
+
+_PARTS = ("fixed", "token", "row", "context")
+"""Of `EngineStats.step_prices`."""
 
 
 class Histogram:
@@ -152,6 +158,10 @@ class Metrics:
         stats = self._stats
         for field, (name, help_text) in _GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=0 if stats is None else getattr(stats, field))
+        prices = GaugeMetricFamily("octavo_step_price_seconds", "Learnt: a step's seconds by part.", labels=["part"])
+        for part, price in zip(_PARTS, stats.step_prices if stats else (0.0,) * 4, strict=True):
+            prices.add_metric([part], price)
+        yield prices
         used = 0.0 if stats is None or not stats.kv_blocks_total else 1 - stats.kv_blocks_free / stats.kv_blocks_total
         yield GaugeMetricFamily("octavo_kv_usage_ratio", "Part of the KV pool that running requests hold.", value=used)
         for field, (name, help_text) in _COUNTERS.items():

@@ -2,7 +2,14 @@
 
 `SharedBudget` (chunked prefill): the oldest prompt has first claim on a quarter of what is left, so that no stream of
 short prompts starves it; then the others, shortest first, so that no long prompt stalls short ones; what remains goes
-to the oldest.
+to the oldest. Where decodes alone would fill the budget, they leave an eighth of it (what nobody takes goes back).
+
+The bound. A prompt ages into the oldest: only requests that came before it are ever older. Of a budget of B tokens the
+oldest then gets max(1, B // 32) at least in every ceil(8 / B) steps, whatever decodes and whatever arrives, so an
+admitted prompt with r positions left draws its first token within `wait_bound(r, B)` steps of being the oldest. A
+request that is not admitted waits, from being the oldest on, no longer than those that run: nobody who came later is
+given a place or a page that it needs (scheduler.py, `_admit`). A preemption starts the count again, and there are at
+most two of those (admission.py). Before it is the oldest, the same bound holds for each that came before it.
 
 Off: `scheduler.chunked_prefill = False` makes `WholePrompts`: a prompt is computed in one step, in order of age. Its
 budget rule: the decodes are held back as far as the oldest prompt needs, so a prompt never waits for them to end;
@@ -20,11 +27,20 @@ _CLAIM = 4
 """The oldest prompt's first claim is the budget divided by this."""
 
 
+_SHARE = 8
+"""Decodes leave the budget divided by this for prompts."""
+
+
+def wait_bound(remaining: int, budget: int) -> int:
+    """Steps within which the oldest prompt, admitted, with so many positions left, draws its first token."""
+    return -(-remaining // max(1, budget // (_SHARE * _CLAIM))) * -(-_SHARE // budget)
+
+
 class Chunking(Protocol):
     """Chunk sizes. `left` is what the budget still holds."""
 
     def hold_back(self, prompts: Sequence[RequestState], decodes: int, budget: int) -> int:
-        """Tokens of the budget that the decodes must leave."""
+        """Tokens of the budget that the decodes must leave. prompts: the running ones; others may wait."""
         ...
 
     def arrange(self, queue: list[RequestState]) -> None:
@@ -43,8 +59,16 @@ class Chunking(Protocol):
 class SharedBudget:
     """Several prompts in flight, in chunks."""
 
+    def __init__(self) -> None:
+        self._saved = 0
+        """Of a budget too small to be divided: eighths of a token that prompts are owed."""
+
     def hold_back(self, prompts: Sequence[RequestState], decodes: int, budget: int) -> int:
-        return 0
+        self._saved += min(budget, _SHARE)
+        if self._saved < _SHARE:
+            return 0
+        self._saved -= _SHARE
+        return max(1, budget // _SHARE)
 
     def arrange(self, queue: list[RequestState]) -> None:
         oldest = min(queue, key=_age)

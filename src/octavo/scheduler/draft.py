@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.scheduler.state import RequestState
+from octavo.scheduler.step_model import StepLoad
 
 
 @dataclass(slots=True)
@@ -28,6 +29,9 @@ class StepRecord:
 
     step_id: int
     items: tuple[Item, ...]
+    load: StepLoad
+    predicted: float
+    """Seconds that the model expected when the step was planned."""
 
 
 class Draft:
@@ -58,6 +62,9 @@ class Draft:
         item = self._items.pop(request, None)
         if item is not None:
             self.left += item.count
+
+    def __contains__(self, request: RequestState) -> bool:
+        return request in self._items
 
     @property
     def empty(self) -> bool:

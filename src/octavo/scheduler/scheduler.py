@@ -17,11 +17,13 @@ from collections import deque
 from octavo.config import SchedulerConfig
 from octavo.kvcache.manager import KVManager
 from octavo.scheduler.admission import reserved_growth
+from octavo.scheduler.budget import make_budget
 from octavo.scheduler.chunking import make_chunking
 from octavo.scheduler.draft import Draft, Item, StepRecord
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import choose_victim
 from octavo.scheduler.state import RequestState, Status
+from octavo.scheduler.step_model import StepTimeModel, load_of
 from octavo.scheduler.time_limits import TimeLimits
 from octavo.types import ErrorCode, FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
 
@@ -32,11 +34,11 @@ _TIMED_ROWS = 64
 class Counters:
     """What was done so far; only ever grows."""
 
-    __slots__ = ("cached", "generated", "preemptions", "prompt", "recomputed", "seconds", "steps")
+    __slots__ = ("cached", "generated", "predicted", "preemptions", "prompt", "recomputed", "seconds", "steps")
 
     def __init__(self) -> None:
         self.steps = self.prompt = self.cached = self.recomputed = self.generated = self.preemptions = 0
-        self.seconds = 0.0
+        self.seconds = self.predicted = 0.0
 
 
 class Scheduler:
@@ -49,6 +51,10 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.counters = Counters()
         self._config = config
+        self.model = StepTimeModel()
+        self.step_budget = config.max_num_batched_tokens
+        """Tokens that the newest step could have."""
+        self._budget = make_budget(config, self.model)
         self._policy = make_policy(config.policy)
         self._chunking = make_chunking(config.chunked_prefill)
         self._limits = limits or TimeLimits(config.max_queue_seconds)
@@ -129,14 +135,18 @@ class Scheduler:
             self.finish(over.request, FinishReason.ERROR, error=over.error, code=over.code)
         if self.kv.tier.on or self.kv.loading:
             self._take_loads()
-        draft = Draft(self._config.max_num_batched_tokens)
         for request in self._policy.at_once(self.waiting, self.running):
             if not self._admit(request):
                 break
         decodes, prompts = self._split()
-        self._plan_decodes(draft, decodes, self._chunking.hold_back(prompts, len(decodes), draft.budget))
+        self.step_budget = self._budget.tokens(decodes, prompts)
+        draft = Draft(self.step_budget)
         if prompts or self.waiting:
+            held_back = self._chunking.hold_back(prompts, len(decodes), draft.budget)
+            self._plan_decodes(draft, decodes, held_back)
             self._plan_prompts(draft, prompts)
+        if draft.left > 0:
+            self._plan_decodes(draft, decodes, 0)
         if draft.empty:
             assert self._flight or self.kv.loading or not self._live, (
                 "requests wait, nothing runs and nothing was admitted"
@@ -169,7 +179,7 @@ class Scheduler:
         for request in decodes:
             if draft.left <= held_back:
                 break
-            if request.status is not Status.RUNNING:
+            if request.status is not Status.RUNNING or request in draft:
                 continue
             if request.num_computed < request.kv.capacity or self._grow(request, draft):
                 draft.add(request, 1)
@@ -255,6 +265,7 @@ class Scheduler:
         items = draft.items()
         new: list[NewSlot] = []
         work: list[SeqWork] = []
+        load = load_of((item.start, item.count, item.start + item.count == len(item.request.tokens)) for item in items)
         for item in items:
             request = item.request
             start, end = item.start, item.start + item.count
@@ -272,7 +283,7 @@ class Scheduler:
             request.kv.last_step = step_id
             request.turn = self._turn = self._turn + 1
         released, self._released = tuple(self._released), []
-        self._flight.append(StepRecord(step_id, items))
+        self._flight.append(StepRecord(step_id, items, load, self.model.predict_load(load)))
         return StepPlan(step_id, tuple(new), tuple(work), released)
 
     def _enter(self, request: RequestState) -> NewSlot:
@@ -307,6 +318,8 @@ class Scheduler:
         counters = self.counters
         counters.steps += 1
         counters.seconds += result.seconds
+        counters.predicted += record.predicted
+        self.model.observe(record.load, result.seconds)
         for item, output in zip(record.items, result.outputs, strict=True):
             self._count(item)
             if item.request.epoch == item.epoch:

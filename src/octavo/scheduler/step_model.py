@@ -1,0 +1,158 @@
+"""How long a step takes: a model learnt from the steps that have run.
+
+    seconds = fixed + token * positions computed + row * tokens drawn + context * positions read by attention
+
+The four prices are fitted by recursive least squares with forgetting over relative errors, so a short step counts as
+much as a long one and the last few hundred steps count most. Three guards:
+
+- an error far beyond the usual is passed over unless the step before erred the same way: a stolen core is no new price;
+- three such steps in a row are a new machine: the prices become uncertain again and are learnt anew within some steps;
+- what is forgotten is bounded, so that a thousand decode steps do not blur what a prompt costs.
+
+Life: one a scheduler; `observe` for every step that retires. Read by the chunk budget (budget.py), by the server's
+Retry-After and by the judgement of a stuck step, and told in the metrics. It decides nothing itself, so it cannot be
+switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.types import StepPlan
+
+LEARNT = 8
+"""Steps after which `predict` is worth something."""
+_UNITS = (1.0, 64.0, 16.0, 65536.0)
+"""Of the features, so that all are about 1."""
+_FORGET = 0.99
+_NOISE = 0.01
+"""Variance of a step's relative error."""
+_UNUSUAL = 4.0
+"""Times the usual error."""
+_STREAK = 3
+_LEAST = 1e-5
+"""Seconds; no step is shorter."""
+
+Four = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step has to do, as far as its time depends on it."""
+
+    tokens: int
+    """Positions computed."""
+    rows: int
+    """Tokens drawn."""
+    context: int
+    """Positions that attention reads, summed over the positions computed."""
+
+
+def load_of(parts: Iterable[tuple[int, int, bool]]) -> StepLoad:
+    """parts: (first position, positions, a token is drawn) of each request."""
+    tokens = rows = context = 0
+    for start, count, sample in parts:
+        tokens += count
+        rows += sample
+        context += count * start + count * (count + 1) // 2
+    return StepLoad(tokens, rows, context)
+
+
+class StepTimeModel:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._theta: Four = [0.0] * 4
+        self._p: list[Four] = []
+        """Covariance of the prices; empty before the first step."""
+        self._widest = 0.0
+        """Of the covariance's trace."""
+        self._usual = 0.1
+        self._streak = 0
+        """Unusual errors of one sign in a row; negative where steps were shorter."""
+        self.observed = 0
+
+    @property
+    def learnt(self) -> bool:
+        """Enough steps were seen."""
+        return self.observed >= LEARNT
+
+    @property
+    def prices(self) -> tuple[float, float, float, float]:
+        """Seconds: of any step, of a position computed, of a token drawn, of a position read. Never negative."""
+        fixed, token, row, context = (max(0.0, a / b) for a, b in zip(self._theta, _UNITS, strict=True))
+        return fixed, token, row, context
+
+    @property
+    def usual_error(self) -> float:
+        """Mean of |seen / predicted - 1|, recent steps most, unusual ones left out."""
+        return self._usual
+
+    def predict(self, plan: StepPlan) -> float:
+        """Seconds that the plan will take; 0 before anything was learnt."""
+        return self.predict_load(load_of((work.start, work.count, work.sample) for work in plan.work))
+
+    def predict_load(self, load: StepLoad) -> float:
+        """Seconds; 0 before anything was learnt. A price below 0 may halve what the others say, no more."""
+        x = _features(load)
+        likely = _dot(self._theta, x)
+        return max(likely, sum(max(0.0, price) * value for price, value in zip(self._theta, x, strict=True)) / 2)
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """A step of this load took so long."""
+        seconds = max(seconds, _LEAST)
+        if not self._p:
+            self._doubt(seconds)
+        x = _features(load)
+        predicted = _dot(self._theta, x)
+        scale = max(predicted, seconds / 8) if self.learnt else seconds
+        error = (seconds - predicted) / scale
+        self.observed += 1
+        if self.observed > LEARNT and self._passed_over(error):
+            return
+        self._update([value / scale for value in x], error)
+
+    def _passed_over(self, error: float) -> bool:
+        """Judges an error; True where it teaches nothing."""
+        if abs(error) <= _UNUSUAL * self._usual:
+            self._streak = 0
+            self._usual += 0.05 * (abs(error) - self._usual)
+            self._usual = max(self._usual, 0.01)
+            return False
+        sign = 1 if error > 0 else -1
+        self._streak = self._streak + sign if self._streak * sign > 0 else sign
+        if abs(self._streak) >= _STREAK:
+            self._doubt(self._widest**0.5)
+            self._usual = min(1.0, self._usual * 1.5)
+        return abs(self._streak) == 1
+
+    def _doubt(self, spread: float) -> None:
+        """Any price may be `spread` seconds away (a unit of its feature)."""
+        variance = spread * spread
+        self._p = [[variance if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._widest = variance
+
+    def _update(self, x: Four, error: float) -> None:
+        """One step of recursive least squares: x is a row, error what it left unexplained."""
+        p, theta = self._p, self._theta
+        px = [_dot(row, x) for row in p]
+        down = _NOISE + _dot(px, x)
+        grow = 1 / _FORGET
+        if (p[0][0] + p[1][1] + p[2][2] + p[3][3]) * grow > 4 * self._widest:
+            grow = 1.0
+        for i in range(4):
+            theta[i] += px[i] / down * error
+            row, factor = p[i], px[i] / down
+            row[0] = (row[0] - factor * px[0]) * grow
+            row[1] = (row[1] - factor * px[1]) * grow
+            row[2] = (row[2] - factor * px[2]) * grow
+            row[3] = (row[3] - factor * px[3]) * grow
+
+
+def _features(load: StepLoad) -> Four:
+    return [1.0, load.tokens / _UNITS[1], load.rows / _UNITS[2], load.context / _UNITS[3]]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]

@@ -1,0 +1,85 @@
+"""The step-time model finds prices, shrugs off outliers, follows a machine that changes, and forgets nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from octavo.scheduler.step_model import StepLoad, StepTimeModel, load_of
+from octavo.types import SeqWork, StepPlan
+from tests.support.traffic import fresh_random
+
+Load = Callable[[random.Random], StepLoad]
+
+
+def seconds(load: StepLoad, slower: float = 1.0) -> float:
+    """What a step really takes."""
+    return slower * (2e-3 + 60e-6 * load.tokens + 150e-6 * load.rows + 8e-9 * load.context)
+
+
+def decodes(rng: random.Random) -> StepLoad:
+    return StepLoad(8, 8, 8 * 500)
+
+
+def mixed(rng: random.Random) -> StepLoad:
+    rows, count, start = rng.randrange(1, 16), rng.randrange(256), rng.randrange(2000)
+    return StepLoad(rows + count, rows, rows * 300 + count * start + count * (count + 1) // 2)
+
+
+def run(model: StepTimeModel, rng: random.Random, make: Load, steps: int, slower: float = 1.0) -> None:
+    """Steps with a few per cent of noise, one in fifty held up by something else."""
+    for _ in range(steps):
+        load = make(rng)
+        held_up = rng.uniform(3, 30) if rng.random() < 0.02 else 1.0
+        model.observe(load, seconds(load, slower) * rng.uniform(0.95, 1.05) * held_up)
+
+
+def error(model: StepTimeModel, rng: random.Random, make: Load, slower: float = 1.0) -> float:
+    """Relative, mean over loads."""
+    loads = [make(rng) for _ in range(50)]
+    return sum(abs(model.predict_load(load) / seconds(load, slower) - 1) for load in loads) / len(loads)
+
+
+@pytest.mark.parametrize("slower", [0.05, 1.0, 200.0])
+def test_prices_are_found_on_any_machine(slower: float) -> None:
+    rng, model = fresh_random(), StepTimeModel()
+    assert model.predict_load(decodes(rng)) == 0 and not model.learnt
+    run(model, rng, mixed, 300, slower)
+    assert error(model, rng, mixed, slower) < 0.06
+    assert error(model, rng, decodes, slower) < 0.1
+    assert all(price >= 0 for price in model.prices)
+
+
+def test_a_thousand_decodes_do_not_blur_what_a_prompt_costs() -> None:
+    rng, model = fresh_random(), StepTimeModel()
+    run(model, rng, mixed, 300)
+    run(model, rng, decodes, 1000)
+    assert error(model, rng, mixed) < 0.08
+
+
+def test_a_machine_that_slows_down_is_followed_within_some_tens_of_steps() -> None:
+    rng, model = fresh_random(), StepTimeModel()
+    run(model, rng, mixed, 300)
+    run(model, rng, mixed, 60, slower=2.0)
+    assert error(model, rng, mixed, 2.0) < 0.12
+    run(model, rng, mixed, 60, slower=0.7)
+    assert error(model, rng, mixed, 0.7) < 0.12
+
+
+def test_one_step_that_was_held_up_teaches_nothing() -> None:
+    rng, model = fresh_random(), StepTimeModel()
+    run(model, rng, mixed, 300)
+    before = model.prices
+    model.observe(decodes(rng), 100.0)
+    assert model.prices == before
+
+
+def test_a_plan_and_its_parts_are_one_load() -> None:
+    model = StepTimeModel()
+    run(model, fresh_random(), mixed, 20)
+    plan = StepPlan(0, (), (SeqWork(0, 10, 1, ((),), True), SeqWork(1, 100, 32, ((),), False)), ())
+    load = load_of([(10, 1, True), (100, 32, False)])
+    assert load == StepLoad(33, 1, 11 + 32 * 100 + 32 * 33 // 2)
+    assert model.predict(plan) == model.predict_load(load)
