@@ -31,7 +31,7 @@ _NOISE = 0.01
 _UNUSUAL = 4.0
 """Times the usual error."""
 _STREAK = 3
-_LEAST = 1e-5
+_LEAST = 1e-6
 """Seconds; no step is shorter."""
 
 Four = list[float]
@@ -100,8 +100,9 @@ class StepTimeModel:
         return max(likely, sum(max(0.0, price) * value for price, value in zip(self._theta, x, strict=True)) / 2)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """A step of this load took so long."""
-        seconds = max(seconds, _LEAST)
+        """A step of this load took so long. What took no time at all was not computed, and teaches nothing."""
+        if seconds < _LEAST:
+            return
         if not self._p:
             self._doubt(seconds)
         x = _features(load)

@@ -14,7 +14,7 @@ Arrival = tuple[int, int, int]
 ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 30)), min_size=1, max_size=16)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(arrivals=ARRIVALS, budget=st.integers(1, 40), seqs=st.sampled_from([2, 5, 16]), target=st.booleans())
 def test_the_oldest_prompt_draws_within_the_bound(
     arrivals: list[Arrival], budget: int, seqs: int, target: bool
@@ -42,7 +42,7 @@ def test_the_oldest_prompt_draws_within_the_bound(
     assert all(request.status is Status.FINISHED for request in waiting)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arrivals=ARRIVALS, seqs=st.sampled_from([1, 3]))
 def test_nobody_is_admitted_before_one_that_came_earlier_where_that_takes_its_room(
     arrivals: list[Arrival], seqs: int
@@ -57,8 +57,8 @@ def test_nobody_is_admitted_before_one_that_came_earlier_where_that_takes_its_ro
         first = queue[0] if queue else None
         if first is not head:
             head, before = first, set(bench.scheduler.running)
+        others = any(request.status is not Status.FINISHED for request in before)
         bench.step()
         bench.scheduler.take_deltas()
-        if head is not None and head.status is Status.WAITING:
-            assert any(request.status is not Status.FINISHED for request in before), "those it waited for are gone"
+        assert others or head is None or head.status is not Status.WAITING, "those it waited for are gone"
     assert all(request.status is Status.FINISHED for request in requests)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo.config import SchedulerConfig
 from octavo.scheduler.budget import FixedBudget, TargetBudget, make_budget
-from octavo.scheduler.step_model import StepLoad, StepTimeModel
-from octavo.types import StepResult
+from octavo.scheduler.step_model import StepLoad, StepTimeModel, load_of
+from octavo.types import SeqOutput, StepResult
 from tests.support.traffic import fresh_random
 from tests.unit.scheduler.test_scheduler import Bench
 from tests.unit.scheduler.test_step_model import mixed, run, seconds
@@ -24,21 +24,20 @@ def _steps(target_ms: float, streams: int = 8, prompt: int = 2000) -> list[tuple
     for stream in range(streams):
         bench.add(stream, 20, 2000, ignore_eos=True)
     for _ in range(20):
-        bench.step()
+        _step(bench)
     long = bench.add(100, prompt, 4)
     found = []
     while not long.num_generated:
-        plan = bench.plan()
-        load = bench.scheduler._flight[-1].load
-        bench.scheduler.retire(StepResult(plan.step_id, _draws(bench, plan), seconds(load)))
-        found.append((load.tokens, seconds(load)))
+        found.append(_step(bench))
     return found
 
 
-def _draws(bench: Bench, plan: object) -> tuple[object, ...]:
-    from octavo.types import SeqOutput
-
-    return tuple(SeqOutput((7,)) if work.sample else SeqOutput() for work in plan.work)  # type: ignore[attr-defined]
+def _step(bench: Bench) -> tuple[int, float]:
+    plan = bench.plan()
+    load = load_of((work.start, work.count, work.sample) for work in plan.work)
+    outputs = tuple(SeqOutput((7,)) if work.sample else SeqOutput() for work in plan.work)
+    bench.scheduler.retire(StepResult(plan.step_id, outputs, seconds(load)))
+    return load.tokens, seconds(load)
 
 
 def test_steps_fill_the_target_and_stay_below_it() -> None:
