@@ -96,6 +96,14 @@ class SchedulerConfig:
     """Off: a prompt is computed whole in one step (the budget must hold the longest prompt)."""
     order: str = "fcfs"
     """"fcfs" (first come, first served), or "priority": a request's `priority` counts, lower is sooner."""
+    tenant_fairness: bool = True
+    """Tenants share the machine by what they were given; off: requests in order of age, whoever sends them."""
+    output_weight: float = 2.0
+    """Prompt tokens that a generated token counts as."""
+    partial_preemption: bool = True
+    """Off: a preempted request gives back all its blocks."""
+    watermark: float = 0.01
+    """Part of the pool that new requests leave free for the growth of those that run."""
     max_queue_requests: int = 4096
     """Requests that may wait; more are refused."""
     max_queue_seconds: float | None = None
@@ -322,6 +330,8 @@ def check_choices(config: EngineConfig) -> None:
         raise ConfigError(f"--stuck-seconds {config.stuck_seconds} is outside 0 to 86400; 20 would work")
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
+    between("--output-weight", config.scheduler.output_weight, 0, 1000)
+    between("--kv-watermark", config.scheduler.watermark, 0, 0.5)
     between("--max-queue-requests", config.scheduler.max_queue_requests, 1, 1_000_000)
     if config.scheduler.target_itl_ms is not None:
         between("--target-itl-ms", config.scheduler.target_itl_ms, 0.1, 600_000)

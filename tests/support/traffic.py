@@ -39,6 +39,7 @@ def random_requests(rng: random.Random, count: int, longest: int = 120) -> list[
                 min_tokens=rng.choice([0, 0, 1]),
                 stop_token_ids=tuple(random_tokens(rng, rng.choice([0, 0, 3]))),
                 cache_salt=rng.choice(["", "", "salt"]),
+                tenant=rng.choice(["", "", "", "other"]),
                 logprobs=rng.choice([None, 0]),
                 generated=random_tokens(rng, rng.choice([0, 0, 0, 0, 1, 2])),
             )

@@ -121,6 +121,25 @@ _OPTIONS = [
         show_default=True,
         help="fcfs, or priority: the request's priority counts.",
     ),
+    click.option("--tenant-fairness/--no-tenant-fairness", default=True, help="Tenants share by what they were given."),
+    click.option(
+        "--output-weight",
+        type=float,
+        default=_DEFAULTS.scheduler.output_weight,
+        show_default=True,
+        help="Prompt tokens that a generated token counts as, between tenants.",
+    ),
+    click.option(
+        "--partial-preemption/--no-partial-preemption", default=True, help="Off: preempted requests keep no block."
+    ),
+    click.option(
+        "--kv-watermark",
+        "watermark",
+        type=float,
+        default=_DEFAULTS.scheduler.watermark,
+        show_default=True,
+        help="Part of the pool that new requests leave free.",
+    ),
     click.option(
         "--max-queue-requests",
         type=int,
@@ -192,6 +211,10 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             target_itl_ms=values["target_itl_ms"],
             chunked_prefill=values["chunked_prefill"],
             order=values["order"],
+            tenant_fairness=values["tenant_fairness"],
+            output_weight=values["output_weight"],
+            partial_preemption=values["partial_preemption"],
+            watermark=values["watermark"],
             max_queue_requests=values["max_queue_requests"],
             max_queue_seconds=values["max_queue_seconds"],
         ),

@@ -157,6 +157,7 @@ class EngineCore:
             disk_bytes=disk.bytes,
             disk_on=int(disk.on),
             predicted_seconds=counters.predicted,
+            waiting_tokens=self.scheduler.waiting.tokens,
             step_budget=self.scheduler.step_budget,
             step_prices=self.scheduler.model.prices,
         )

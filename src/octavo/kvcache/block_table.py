@@ -9,7 +9,7 @@ be filled again; the key chain stays. Nothing here can be switched off.
 from __future__ import annotations
 
 from octavo.kvcache.keys import KeyChain, KeyContext
-from octavo.kvcache.prefix_cache import Parent
+from octavo.kvcache.prefix_cache import Entry, Parent
 from octavo.kvcache.tiers.tier import Load
 from octavo.types import LEFT_BLOCK
 
@@ -42,6 +42,15 @@ class BlockTable:
         assert len(gone) == count, "a block is left before it was handed out"
         del self.blocks[:count]
         self.left += count
+        return gone
+
+    def cut(self, count: int, unpublished: int) -> list[int]:
+        """Keeps the blocks below block `count` of the request and returns the rest, of which `unpublished` were
+        published: the next one's parent is found above them, or, where entries stand alone, nothing more is."""
+        gone = self.blocks[count - self.left :]
+        del self.blocks[count - self.left :]
+        for _ in range(unpublished):
+            self.tail = self.tail.parent if isinstance(self.tail, Entry) else None
         return gone
 
     def head(self, count: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
     advance  -- hands out promised blocks, as far as a step that is about to be submitted reaches
     commit   -- publishes the full blocks of a retired step to the prefix cache
     slide    -- in window groups, leaves the blocks that no later position sees
+    trim     -- the request keeps a beginning of its blocks and leaves the rest
     release  -- the request leaves its blocks; they are parked under the newest step that may still touch them
     loaded   -- blocks that a tier below the pages brought are taken in (tiers/tier.py)
     retire   -- a step is over: blocks parked under it lose that reader
@@ -99,9 +100,12 @@ class KVManager:
         context = KeyContext(own.weights_id, own.numerics_id, own.block_size, adapter, scope, salt)
         return SequenceKV(context, len(self.groups))
 
-    def reserve(self, seq: SequenceKV, tokens: Sequence[int], upto: int, growth: Growth | None = None) -> bool:
+    def reserve(
+        self, seq: SequenceKV, tokens: Sequence[int], upto: int, growth: Growth | None = None, spare: int = 0
+    ) -> bool:
         """Promises blocks for the positions [0, upto), while all in `growth` could still be promised theirs.
 
+        spare: blocks that must be left in every group that sees the whole context.
         False: there is no room, and nothing has changed.
         """
         opened = not seq.num_blocks
@@ -110,7 +114,7 @@ class KVManager:
         want = max(self.blocks_for(upto), seq.num_blocks)
         if want == seq.num_blocks and not growth and not opened:
             return True
-        if not self._fits(seq, want, growth):
+        if self._missing(seq, want, growth, spare) > 0:
             if opened:
                 self._empty(seq)
             return False
@@ -203,6 +207,30 @@ class KVManager:
         self._reset(seq)
         seq.was_open = True
 
+    def trim(self, seq: SequenceKV, blocks: int) -> None:
+        """The request keeps its first `blocks` blocks, all computed, as if they had been matched; the rest is parked.
+
+        It keeps none where a window group has left a block behind that the position after them sees.
+        """
+        size = self.block_size
+        blocks = min(blocks, seq.handed)
+        gone = any(seq.tables[number].left > group.hidden(blocks * size, size) for number, group in self._windows)
+        if blocks <= 0 or gone or seq.load is not None:
+            self.release(seq)
+            return
+        tails: list[list[int]] = []
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            group.closed(group.claim(seq.num_blocks - table.left), len(table.blocks))
+            tails.append(table.cut(blocks, seq.published - blocks))
+        if seq.last_step > self._retired:
+            self._parked.setdefault(seq.last_step, []).append(tails)
+        else:
+            self._release(tails)
+        seq.num_blocks = seq.handed = blocks
+        seq.capacity = seq.matched = blocks * size
+        seq.published = min(seq.published, blocks)
+        seq.was_open = True
+
     def retire(self, step_id: int) -> None:
         """Step `step_id` and all before it no longer touch any block."""
         assert step_id > self._retired, "steps retire in order"
@@ -237,19 +265,23 @@ class KVManager:
             assert group.available >= 0, f"{-group.available} more blocks are claimed than there are"
             group.pool.validate(readers, group.cache.held())
 
-    def _fits(self, seq: SequenceKV, want: int, growth: Growth | None) -> bool:
-        """Whether every group could keep the promise of `want` blocks, and what `growth` may ask for besides."""
+    def missing(self, seq: SequenceKV, upto: int, growth: Growth | None = None, spare: int = 0) -> int:
+        """Blocks short of what `reserve` asks for, cached ones not counted; 0 where there is room."""
+        return max(0, self._missing(seq, max(self.blocks_for(upto), seq.num_blocks), growth, spare))
+
+    def _missing(self, seq: SequenceKV, want: int, growth: Growth | None, spare: int) -> int:
+        """Blocks short in the worst group of a promise of `want` blocks, and of what `growth` may ask for besides."""
         wants = {seq: want}
         for other, grown in (growth or {}).items():
             wants[other] = max(wants.get(other, other.num_blocks), self.blocks_for(grown))
+        missing = 0
         for number, group in enumerate(self.groups):
-            need = 0
+            need = spare if group.window is None else 0
             for other, blocks in wants.items():
                 left = other.tables[number].left
                 need += group.claim(blocks - left) - group.claim(other.num_blocks - left)
-            if need > group.available:
-                return False
-        return True
+            missing = max(missing, need - group.available)
+        return missing
 
     def _match(self, seq: SequenceKV, tokens: Sequence[int]) -> None:
         """Finds the longest cached beginning of `tokens` that every group can go on from, and pins it."""

@@ -44,6 +44,7 @@ _COUNTERS = {
 }
 _GAUGES = {
     "running": ("octavo_requests_running", "Requests in the batch."),
+    "waiting_tokens": ("octavo_waiting_tokens", "Positions that waiting requests have to compute."),
     "waiting": ("octavo_requests_waiting", "Requests that wait for admission."),
     "kv_blocks_total": ("octavo_kv_blocks", "Blocks of the KV pool."),
     "kv_blocks_free": ("octavo_kv_blocks_free", "Blocks that no running request needs, evictable ones included."),

@@ -1,8 +1,9 @@
 """How a step's token budget is shared among prompts, after the decodes have taken theirs.
 
 `SharedBudget` (chunked prefill): the oldest prompt has first claim on a quarter of what is left, so that no stream of
-short prompts starves it; then the others, shortest first, so that no long prompt stalls short ones; what remains goes
-to the oldest. Where decodes alone would fill the budget, they leave an eighth of it (what nobody takes goes back).
+short prompts starves it; then the others, by rank (priority, tenant) and shortest first, so that no long prompt stalls
+short ones; what remains goes to the oldest. Where decodes alone would fill the budget, they leave an eighth of it (what
+nobody takes goes back).
 
 The bound. A prompt ages into the oldest: only requests that came before it are ever older. Of a budget of B tokens the
 oldest then gets max(1, B // 32) at least in every ceil(8 / B) steps, whatever decodes and whatever arrives, so an
@@ -27,6 +28,8 @@ _CLAIM = 4
 """The oldest prompt's first claim is the budget divided by this."""
 
 
+Place = tuple[float, int, tuple[int, int]]
+
 _SHARE = 8
 """Decodes leave the budget divided by this for prompts."""
 
@@ -43,8 +46,8 @@ class Chunking(Protocol):
         """Tokens of the budget that the decodes must leave. prompts: the running ones; others may wait."""
         ...
 
-    def arrange(self, queue: list[RequestState]) -> None:
-        """Sorts candidates: the oldest first, then as they should be served."""
+    def place(self, request: RequestState, rank: float) -> Place:
+        """The key by which prompts after the oldest are served. rank: of the waiting queue (waiting.py)."""
         ...
 
     def claim(self, remaining: int, left: int, alone: bool) -> int:
@@ -70,9 +73,8 @@ class SharedBudget:
         self._saved -= _SHARE
         return max(1, budget // _SHARE)
 
-    def arrange(self, queue: list[RequestState]) -> None:
-        oldest = min(queue, key=_age)
-        queue.sort(key=lambda request: (request is not oldest, request.remaining, request.order))
+    def place(self, request: RequestState, rank: float) -> Place:
+        return rank, request.remaining, request.order
 
     def claim(self, remaining: int, left: int, alone: bool) -> int:
         return min(remaining, max(1, left // _CLAIM))
@@ -90,8 +92,8 @@ class WholePrompts:
         need = min(prompts, key=_age).remaining
         return need if need + decodes > budget else 0
 
-    def arrange(self, queue: list[RequestState]) -> None:
-        queue.sort(key=_age)
+    def place(self, request: RequestState, rank: float) -> Place:
+        return 0.0, 0, request.order
 
     def claim(self, remaining: int, left: int, alone: bool) -> int:
         return remaining if alone or remaining <= left else 0

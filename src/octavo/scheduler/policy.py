@@ -13,40 +13,41 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.scheduler.state import RequestState
+from octavo.scheduler.waiting import Waiting
 
 _WINDOW = 64
 """Waiting requests that a step looks at; bounds the host's time a step."""
 
 
 class Policy(Protocol):
-    """Which of the waiting requests a step considers. Both lists are in order of age."""
+    """Which of the waiting requests a step considers."""
 
-    def at_once(self, waiting: Sequence[RequestState], running: Sequence[RequestState]) -> list[RequestState]:
+    def at_once(self, waiting: Waiting, running: Sequence[RequestState]) -> list[RequestState]:
         """Requests to admit before the step's budget is shared, whether or not they get a part of it."""
         ...
 
-    def with_budget(self, waiting: Sequence[RequestState]) -> list[RequestState]:
-        """Requests to admit where the step has budget for them."""
+    def with_budget(self, waiting: Waiting, places: int) -> list[RequestState]:
+        """Requests to admit where the step has budget for them, in the order of the queue. places: that are free."""
         ...
 
 
 class Continuous:
     """Requests join at every step."""
 
-    def at_once(self, waiting: Sequence[RequestState], running: Sequence[RequestState]) -> list[RequestState]:
+    def at_once(self, waiting: Waiting, running: Sequence[RequestState]) -> list[RequestState]:
         return []
 
-    def with_budget(self, waiting: Sequence[RequestState]) -> list[RequestState]:
-        return list(waiting[:_WINDOW])
+    def with_budget(self, waiting: Waiting, places: int) -> list[RequestState]:
+        return waiting.next(_WINDOW if places > 1 else 1)
 
 
 class Static:
     """The null twin: a new batch only when the old one is gone."""
 
-    def at_once(self, waiting: Sequence[RequestState], running: Sequence[RequestState]) -> list[RequestState]:
-        return [] if running else list(waiting)
+    def at_once(self, waiting: Waiting, running: Sequence[RequestState]) -> list[RequestState]:
+        return [] if running else waiting.next(len(waiting))
 
-    def with_budget(self, waiting: Sequence[RequestState]) -> list[RequestState]:
+    def with_budget(self, waiting: Waiting, places: int) -> list[RequestState]:
         return []
 
 

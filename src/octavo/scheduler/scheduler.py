@@ -6,25 +6,27 @@ after preemption and replay need nothing else. The order of a plan is the batch 
 
 Life of a step: `plan()` -> submitted by the engine -> `retire(result)`. More than one may be in flight.
 Every request that was added gets exactly one final `TokenDelta`, collected by `take_deltas()`.
-What can be switched off is an object of its own: chunking.py, policy.py, and the prefix cache in kvcache.
+What can be switched off is an object of its own: budget.py, chunking.py, policy.py, preemption.py, time_limits.py,
+waiting.py, and the prefix cache in kvcache.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 
 from octavo.config import SchedulerConfig
 from octavo.kvcache.manager import KVManager
 from octavo.scheduler.admission import reserved_growth
 from octavo.scheduler.budget import make_budget
-from octavo.scheduler.chunking import make_chunking
+from octavo.scheduler.chunking import Place, make_chunking
 from octavo.scheduler.draft import Draft, Item, StepRecord
 from octavo.scheduler.policy import make_policy
-from octavo.scheduler.preemption import choose_victim
+from octavo.scheduler.preemption import choose_victim, make_keeping, make_urgency
 from octavo.scheduler.state import RequestState, Status
 from octavo.scheduler.step_model import StepTimeModel, load_of
 from octavo.scheduler.time_limits import TimeLimits
+from octavo.scheduler.waiting import Waiting, by_age, make_waiting, take_out
 from octavo.types import ErrorCode, FinishReason, NewSlot, SeqOutput, SeqWork, StepPlan, StepResult, TokenDelta
 
 _TIMED_ROWS = 64
@@ -42,12 +44,12 @@ class Counters:
 
 
 class Scheduler:
-    """Owns all live requests. `waiting` and `running` are kept in order of priority, then age."""
+    """Owns all live requests. `running` is kept in order of age, as is `waiting`, which says who is next."""
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, limits: TimeLimits | None = None) -> None:
         """limits: for tests with a clock of their own."""
         self.kv = kv
-        self.waiting: list[RequestState] = []
+        self.waiting: Waiting = make_waiting(config)
         self.running: list[RequestState] = []
         self.counters = Counters()
         self._config = config
@@ -56,6 +58,11 @@ class Scheduler:
         """Tokens that the newest step could have."""
         self._budget = make_budget(config, self.model)
         self._policy = make_policy(config.policy)
+        self._urgency = make_urgency(config)
+        self._keeping = make_keeping(config, kv)
+        whole = [group.pool.total for group in kv.groups if group.window is None]
+        self._watermark = int(config.watermark * min(whole, default=0))
+        """Blocks that a new request leaves for those that run."""
         self._chunking = make_chunking(config.chunked_prefill)
         self._limits = limits or TimeLimits(config.max_queue_seconds)
         self._live: dict[int, RequestState] = {}
@@ -74,7 +81,7 @@ class Scheduler:
         assert request_id not in self._live, f"request {request_id} is live"
         reason = request.ending() if request.num_generated else None
         self._live[request_id] = request
-        insort(self.waiting, request, key=_order)
+        self.waiting.add(request)
         if reason is not None:
             self.finish(request, reason)
         else:
@@ -95,8 +102,13 @@ class Scheduler:
         code: ErrorCode | None = None,
     ) -> None:
         """Ends a live request in any state: its final delta, its slot, its blocks. delta: its last tokens."""
-        _remove(self.running if request.status is Status.RUNNING else self.waiting, request)
-        self._leave(request)
+        if request.status is Status.RUNNING:
+            take_out(self.running, request)
+        else:
+            self.waiting.remove(request)
+            self._keeping.forget(request)
+        self._leave_slot(request)
+        self.kv.release(request.kv)
         request.finish()
         del self._live[request.request.request_id]
         tokens = delta.tokens if delta is not None else []
@@ -189,6 +201,8 @@ class Scheduler:
         while not self.kv.reserve(request.kv, request.tokens, request.num_computed + 1):
             if self.kv.has_parked:
                 return False
+            if self._keeping.take(request):
+                continue
             victim = choose_victim(request, self.running)
             if victim is None:
                 return False
@@ -200,22 +214,30 @@ class Scheduler:
 
     def _preempt(self, victim: RequestState, draft: Draft) -> None:
         draft.drop(victim)
-        _remove(self.running, victim)
-        self._leave(victim)
+        take_out(self.running, victim)
+        self._leave_slot(victim)
+        self._keeping.keep(victim)
         victim.preempt()
-        insort(self.waiting, victim, key=_order)
+        self.waiting.add(victim)
         self.counters.preemptions += 1
 
     def _plan_prompts(self, draft: Draft, prompts: list[RequestState]) -> None:
-        queue = [request for request in prompts if request.status is Status.RUNNING]
-        if len(self.running) < self._config.max_num_seqs:
-            queue += self._policy.with_budget(self.waiting)
-        if not queue or draft.left <= 0:
+        if draft.left <= 0:
             return
-        self._chunking.arrange(queue)
-        oldest: RequestState | None = None
+        queue = [request for request in prompts if request.status is Status.RUNNING]
+        places = self._config.max_num_seqs - len(self.running)
+        candidates = self._policy.with_budget(self.waiting, max(1, places))
         admitting = True
-        for request in queue:
+        if candidates and (places <= 0 or not queue or candidates[0].order < min(map(by_age, queue))):
+            first = candidates.pop(0)
+            admitting = self._admit(first) or self._admit_urgent(first, draft)
+            queue = [request for request in queue if request.status is Status.RUNNING]
+            if admitting and first.kv.load is None:
+                queue.append(first)
+        queue.sort(key=by_age)
+        line = queue[:1] + sorted(queue[1:] + candidates, key=self._place)
+        oldest: RequestState | None = None
+        for request in line:
             if draft.left <= 0:
                 break
             if request.status is not Status.RUNNING:
@@ -234,22 +256,51 @@ class Scheduler:
         if oldest is not None:
             draft.extend(oldest)
 
+    def _place(self, request: RequestState) -> Place:
+        """Where a prompt that is not the oldest stands in the step."""
+        return self._chunking.place(request, self.waiting.rank(request))
+
     def _admit(self, request: RequestState) -> bool:
         """Reserves pages for all that the request knows, cached ones first; False: there is no room now."""
-        if len(self.running) >= self._config.max_num_seqs:
+        head = self.waiting.first()
+        # The last place is the first one's.
+        if len(self.running) + (request is not head) >= self._config.max_num_seqs:
             return False
         growth = reserved_growth(request, self.running)
-        head = self.waiting[0]
         if request is not head:
             for kv, tokens in {head.kv: len(head.tokens), **reserved_growth(head, self.running)}.items():
                 growth[kv] = max(tokens, growth.get(kv, 0))
-        if not self.kv.reserve(request.kv, request.tokens, len(request.tokens), growth):
-            return False
-        _remove(self.waiting, request)
-        insort(self.running, request, key=_order)
+        spare = self._watermark if self.running and not request.preemptions else 0
+        while not self.kv.reserve(request.kv, request.tokens, len(request.tokens), growth, spare):
+            short = self.kv.missing(request.kv, len(request.tokens), growth, spare)
+            if request is not head or self.kv.has_parked or (self.running and short > self._keeping.held(request)):
+                return False
+            if not self._keeping.take(request):
+                return False
+        self.waiting.remove(request)
+        self._keeping.forget(request)
+        insort(self.running, request, key=by_age)
         request.admit()
         self._found(request)
+        if not request.preemptions:
+            self.waiting.charge(request, request.num_prompt - min(request.num_prompt, request.num_computed), 0)
         return True
+
+    def _admit_urgent(self, request: RequestState, draft: Draft) -> bool:
+        """Sends less important requests away where that makes room for the first of the queue."""
+        victims = self._urgency.victims(request, self.running)
+        if not victims or request is not self.waiting.first():
+            return False
+        most = self._keeping.held(request) + sum(victim.kv.num_blocks for victim in victims)
+        if self.kv.missing(request.kv, len(request.tokens)) > most:
+            return False
+        for victim in victims:
+            if self.kv.has_parked:
+                return False
+            self._preempt(victim, draft)
+            if self._admit(request):
+                return True
+        return False
 
     def _found(self, request: RequestState) -> None:
         """The request starts behind what the prefix cache holds, its tiers included."""
@@ -302,12 +353,10 @@ class Scheduler:
             cached_blocks=tuple([table.head(cached) for table in request.kv.tables]),
         )
 
-    def _leave(self, request: RequestState) -> None:
-        """Slot and blocks go back; blocks that a step in flight may touch are parked by the manager."""
+    def _leave_slot(self, request: RequestState) -> None:
         if request.slot is not None:
             self._released.append(request.slot)
             self._slots.append(request.slot)
-        self.kv.release(request.kv)
 
     # --- one step is taken in ---
 
@@ -351,6 +400,7 @@ class Scheduler:
                 del tokens[taken:]
                 break
         self.counters.generated += len(tokens)
+        self.waiting.charge(request, 0, len(tokens))
         # Rejected drafts, if any, were not computed after all; the newest token never is.
         if request.num_computed >= len(request.tokens):
             request.num_computed = len(request.tokens) - 1
@@ -386,16 +436,6 @@ class Scheduler:
         prompt = max(0, min(end, request.num_prompt) - start)
         self.counters.prompt += prompt
         self.counters.recomputed += max(0, min(end, known) - start - prompt)
-
-
-def _order(request: RequestState) -> tuple[int, int]:
-    return request.order
-
-
-def _remove(queue: list[RequestState], request: RequestState) -> None:
-    index = bisect_left(queue, request.order, key=_order)
-    assert queue[index] is request
-    del queue[index]
 
 
 def _take_cached(request: RequestState) -> int | None:

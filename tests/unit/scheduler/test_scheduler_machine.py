@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from octavo.scheduler.admission import MAX_PREEMPTIONS
 from octavo.types import Abort, Drain
 from tests.support.engine import Rig
 from tests.support.ledger import make_request
@@ -31,6 +32,15 @@ class CoreMachine(RuleBasedStateMachine):
         pool=st.sampled_from([128, 160, 320]),
         seqs=st.sampled_from([1, 4]),
         windows=st.sampled_from([(), (), (16,), (40, 70)]),
+        extras=st.fixed_dictionaries(
+            {
+                "partial_preemption": st.booleans(),
+                "tenant_fairness": st.booleans(),
+                "watermark": st.sampled_from([0.0, 0.2]),
+                "order": st.sampled_from(["priority", "priority", "fcfs"]),
+                "target_itl_ms": st.none() | st.just(1.0),
+            }
+        ),
     )
     def start(
         self,
@@ -43,7 +53,11 @@ class CoreMachine(RuleBasedStateMachine):
         pool: int,
         seqs: int,
         windows: tuple[int, ...],
+        extras: dict[str, object],
     ) -> None:
+        self.priorities = extras["order"] == "priority"
+        if not chunked:
+            extras["target_itl_ms"] = None
         self.rig = Rig(
             pool_tokens=pool,
             max_model_len=128,
@@ -56,14 +70,24 @@ class CoreMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
             max_queue_requests=6,
-            order="priority",
+            **extras,
         )
 
-    @rule(length=LENGTHS, family=st.integers(3, 4), tokens=st.sampled_from([1, 5, 90]), priority=st.integers(0, 1))
-    def send(self, length: int, family: int, tokens: int, priority: int) -> None:
-        self.rig.send(
-            make_request(self.sent, [family] * length, tokens, priority=priority, ignore_eos=family == 3, seed=1)
-        )
+    @rule(
+        length=LENGTHS,
+        family=st.integers(3, 4),
+        tokens=st.sampled_from([1, 5, 90]),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["", "a"]),
+    )
+    def send(self, length: int, family: int, tokens: int, priority: int, tenant: str) -> None:
+        fields = {
+            "priority": priority if self.priorities else 0,
+            "tenant": tenant,
+            "ignore_eos": family == 3,
+            "seed": 1,
+        }
+        self.rig.send(make_request(self.sent, [family] * length, tokens, **fields))
         self.sent += 1
 
     @rule(data=st.data())
@@ -88,6 +112,10 @@ class CoreMachine(RuleBasedStateMachine):
             orders = [request.order for request in queue]
             assert orders == sorted(orders)
         assert len(scheduler.running) <= self.rig.config.scheduler.max_num_seqs
+        assert scheduler.waiting.tokens == sum(len(request.tokens) for request in scheduler.waiting)
+        assert all(request.preemptions <= MAX_PREEMPTIONS for request in scheduler.live())
+        if len(scheduler.waiting):
+            assert scheduler.waiting.next(1) == [scheduler.waiting.first()]
 
     @invariant()
     def within_budget(self) -> None:
