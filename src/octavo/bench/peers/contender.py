@@ -6,12 +6,13 @@ through its HTTP server ("http"). Ratios are only taken between contenders that 
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.peers.environments import Environment
+from octavo.bench.peers.environments import Environment, folder_of
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -180,12 +181,17 @@ def offline(peer: str, form: str, model: Path, environment: Environment | None, 
 
 
 def changes(peer: str, room: Room) -> dict[str, str]:
-    """Environment variables for a peer: no network, no statistics, all threads of the machine."""
+    """Environment variables for a peer: no network, no statistics, all threads (vLLM would keep a core for itself)."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": str(room.threads)}
     if peer == "vllm":
+        cache = folder_of(peer) / "cache"
+        cpus = sorted(os.sched_getaffinity(0))[: room.threads]
         gib = -(-room.kv_tokens * KV_BYTES // (1 << 30))
         quiet |= {
             "VLLM_CPU_KVCACHE_SPACE": str(gib),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in cpus),
+            "VLLM_CACHE_ROOT": str(cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "DO_NOT_TRACK": "1",
@@ -193,8 +199,8 @@ def changes(peer: str, room: Room) -> dict[str, str]:
     return quiet
 
 
-KV_BYTES = 1 << 15
-"""Bytes of a token's keys and values, rounded up, for pools in gibibytes: small models have less."""
+KV_BYTES = 1 << 16
+"""Bytes of a token's keys and values in float32, rounded up, for pools in gibibytes: small models have less."""
 _BASE_BYTES = {"octavo": 1 << 28, "vllm": 3 << 30, "openvino": 1 << 30, "llamacpp": 1 << 29}
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from octavo.bench.peers.guard import Guard, kill_session
 from octavo.config import child_environment
 from octavo.models.store import cache_dir
@@ -42,9 +44,14 @@ _SWITCHES = {
 _BUILD_OFF = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS")
 _BUILD_OFF += ("LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "GGML_NATIVE", "GGML_AMX_TILE", "GGML_AMX_INT8")
 _BUILD_OFF += ("GGML_AMX_BF16",)
-# They come with vLLM, but not for the CPU build of Torch, and end its import.
-_UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": (), "llamacpp": ()}
-_CHECKS = {"vllm": "import vllm", "openvino": "import openvino_genai, optimum.intel", "llamacpp": "import cmake, ninja"}
+# They come along, but not for the CPU build of Torch, and end the import of whatever looks for them.
+_VISION = ("torchvision", "torchaudio", "torchcodec")
+_UNWANTED = {"vllm": _VISION, "openvino": _VISION, "llamacpp": ()}
+_CHECKS = {
+    "vllm": "import vllm",
+    "openvino": "import openvino_genai, optimum.intel, optimum.exporters.openvino.convert",
+    "llamacpp": "import cmake, ninja",
+}
 
 
 class SetupError(RuntimeError):
@@ -100,11 +107,11 @@ def setup(peers: Sequence[str], say: Say) -> dict[str, str]:
     problems: dict[str, str] = {}
     with Guard() as guard:
         for peer in peers:
-            if (found := find(peer)) is not None:
-                say(f"{peer}: ready in {found.folder}")
-                continue
             try:
-                _Setup(peer, guard, say).make()
+                folder_of(peer).mkdir(parents=True, exist_ok=True)
+                with FileLock(folder_of(peer) / "lock"):
+                    if find(peer) is None:
+                        _Setup(peer, guard, say).make()
                 say(f"{peer}: ready in {folder_of(peer)}")
             except (SetupError, OSError) as error:
                 problems[peer] = str(error)
@@ -125,7 +132,6 @@ class _Setup:
 
     def make(self) -> None:
         """All steps, and the stamp."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "stamp.json").unlink(missing_ok=True)
         self._log.write_bytes(b"")
         python = self._folder / "env" / "bin" / "python"

@@ -6,12 +6,13 @@ the same weights, rounded as their type says: bf16 from what the file's blocks m
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from octavo.bench.peers.environments import Environment, Say
 from octavo.bench.peers.guard import Guard, kill_session
@@ -38,9 +39,10 @@ class Form:
 
 
 _BF16 = "bf16"
+# vLLM's fp32 computes in float32 with the same weights, for CPUs without bf16 instructions.
 FORMS: dict[str, tuple[Form, ...]] = {
     "octavo": (Form("octavo", "file", ""), Form("octavo", "bf16", _BF16)),
-    "vllm": (Form("vllm", "bf16", _BF16),),
+    "vllm": (Form("vllm", "bf16", _BF16), Form("vllm", "fp32", _BF16)),
     "openvino": tuple(Form("openvino", name, f"openvino-{name}") for name in ("fp16", "int8", "int4")),
     "llamacpp": (
         Form("llamacpp", "file", ""),
@@ -64,16 +66,23 @@ def prepare(form: Form, source: Path, environments: Mapping[str, Environment], s
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"{form.peer}: making the form {form.name} of {source.name}")
+    base = prepare(FORMS["octavo"][1], source, environments, say) if form.peer == "openvino" else source
+    with FileLock(f"{target}.lock"):
+        if not target.exists():
+            say(f"{form.peer}: making the form {form.name} of {source.name}")
+            _make(form, base, target, environments)
+    return target
+
+
+def _make(form: Form, source: Path, target: Path, environments: Mapping[str, Environment]) -> None:
     if form.peer == "openvino":
-        base = prepare(Form("vllm", "bf16", _BF16), source, environments, say)
-        _export(form.name, base, target, environments["openvino"])
-        return target
+        _export(form.name, source, target, environments["openvino"])
+        return
+    kind = "BF16" if form.path == _BF16 else form.name.upper()
     try:
-        convert(source, target, None, form.name.upper(), lambda what, share: None)
+        convert(source, target, None, kind, lambda what, share: None)
     except ModelError as error:
         raise FormError(f"the form {form.name} of {source.name} cannot be made: {error}") from error
-    return target
 
 
 def _export(kind: str, source: Path, target: Path, environment: Environment) -> None:
@@ -103,4 +112,4 @@ def _export(kind: str, source: Path, target: Path, environment: Environment) -> 
             guard.drop(process.pid)
         if code != 0:
             raise FormError(f"optimum-cli ended with status {code} at the form {kind}; its log is {log}")
-        shutil.move(part, target)
+        part.rename(target)

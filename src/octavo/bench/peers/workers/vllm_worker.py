@@ -21,7 +21,7 @@ class Vllm:
 
         self._llm = vllm.LLM(
             settings["model"],
-            dtype="bfloat16",
+            dtype="float32" if settings["form"] == "fp32" else "bfloat16",
             max_model_len=settings["max_context"],
             enable_prefix_caching=False,
             max_num_seqs=settings["max_streams"],
@@ -33,10 +33,15 @@ class Vllm:
         config = self._llm.llm_engine.vllm_config
         return {
             "version": vllm.__version__,
-            "kv": str(config.cache_config.cache_dtype),
+            "arithmetic": str(config.model_config.dtype).removeprefix("torch."),
+            "kv": self._kv(str(config.cache_config.cache_dtype), str(config.model_config.dtype)),
             "mode": str(config.compilation_config.mode.name),
             "threads": settings["threads"],
         }
+
+    @staticmethod
+    def _kv(asked: str, arithmetic: str) -> str:
+        return arithmetic.removeprefix("torch.") if asked == "auto" else asked
 
     def run(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
         self._runs += 1
