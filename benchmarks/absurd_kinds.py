@@ -167,6 +167,8 @@ def _bodies() -> dict[str, Make]:
         "deep objects": raw(lambda rng: b'{"x":' * 5000 + b"1" + b"}" * 5000),
         "deep mixture": lambda rng: _completion(user=_nested(rng, rng.randint(70, 200))),
         "many lists": raw(lambda rng: b'{"prompt": "a", "user": [' + b"[]," * 200_000 + b"[]]}"),
+        "many values": raw(lambda rng: b'{"prompt": [' + b"1," * 1_000_000 + b"1]}"),
+        "many keys": raw(lambda rng: b'{"prompt": "a", "user": {' + b'"":1,' * 300_000 + b'"":1}}'),
         "cut": raw(lambda rng: b'{"prompt": "a", "max_tok'),
         "bytes": raw(lambda rng: rng.randbytes(rng.randint(1, 4000))),
         "invalid UTF-8": raw(lambda rng: b'{"prompt": "\xff\xfe"}'),

@@ -1,6 +1,6 @@
 """Fuzzers of what stands between the network and the engine: `python -m benchmarks.fuzzers [NAME ...] [--seconds S]`.
 
-detokeniser, stops, sse, bodies, heads and models (fuzz.py). A case is its number: NAME --case NUMBER does one again.
+detokeniser, stops, sse, bodies and models (fuzz.py). A case is its number: NAME --case NUMBER does one again.
 Each case is drawn from its number alone, compared with a slow and obvious twin where there is one, and held to a time.
 """
 

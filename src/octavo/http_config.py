@@ -81,7 +81,8 @@ class ServerConfig:
 
     max_body_bytes: int = _request(4 * MIB, "The body.", 64, 1024 * MIB, "bytes")
     max_json_depth: int = _request(64, "Nesting of a body.", 2, 512)
-    max_json_containers: int = _request(65_536, "Lists and objects in a body.", 16, 1 << 24)
+    max_json_containers: int = _request(65_536, "Lists and objects in a body, and keys in its objects.", 16, 1 << 24)
+    max_json_values: int = _request(750_000, "Values in a body, such as token ids.", 16, 1 << 28)
     max_n: int = _request(16, "Choices a prompt (n).", 1, 4096)
     max_prompts: int = _request(64, "Prompts in one completions body.", 1, 65_536)
     max_choices: int = _request(128, "n times the prompts.", 1, 65_536)

@@ -52,6 +52,6 @@ def test_chats_made_from_the_document(echo: Server) -> None:
 
 
 def test_the_other_paths(echo: Server) -> None:
-    for path in ("/health", "/ready", "/metrics", "/v1/models"):
+    for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{id}", "/openapi.json"):
         check(echo, path, "GET")
     assert echo.client.get("/openapi.json").json() == json.loads(json.dumps(document()))

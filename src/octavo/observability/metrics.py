@@ -54,6 +54,11 @@ _GAUGES = {
     "disk_on": ("octavo_kv_disk_on", "1 while KV blocks are kept on disk and read from there."),
 }
 
+_LIVE = {
+    "connections": ("octavo_http_connections", "Open connections."),
+    "tasks": ("octavo_server_tasks", "Tasks of the server's event loop."),
+}
+
 
 _PARTS = ("fixed", "token", "row", "context")
 """Of `EngineStats.step_prices`."""
@@ -95,6 +100,8 @@ class Metrics:
         self._between_tokens = Histogram()
         self._step = Histogram()
         self._restarts = 0
+        self.live: dict[str, Callable[[], float]] = {}
+        """Of `_LIVE`: what is asked each time the page is made; nothing is told as 0."""
         self._last_complaint = -60.0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -163,6 +170,8 @@ class Metrics:
         for part, price in zip(_PARTS, stats.step_prices if stats else (0.0,) * 4, strict=True):
             prices.add_metric([part], price)
         yield prices
+        for field, (name, help_text) in _LIVE.items():
+            yield GaugeMetricFamily(name, help_text, value=self.live.get(field, int)())
         used = 0.0 if stats is None or not stats.kv_blocks_total else 1 - stats.kv_blocks_free / stats.kv_blocks_total
         yield GaugeMetricFamily("octavo_kv_usage_ratio", "Part of the KV pool that running requests hold.", value=used)
         for field, (name, help_text) in _COUNTERS.items():

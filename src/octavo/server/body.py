@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _LIMITS = ServerConfig()
-_NO_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'[]{},:"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _GZIP = b"\x1f\x8b"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -118,16 +118,23 @@ def _too_large(limit: int) -> ApiError:
 
 
 def check_structure(body: bytes, limits: ServerConfig = _LIMITS) -> None:
-    """Nesting and number of lists and objects, counted without building any; what is no JSON may pass."""
-    if body.count(b"[") + body.count(b"{") <= limits.max_json_depth:
+    """Nesting, and the number of lists, objects, keys and values, counted without building any of them.
+
+    What is no JSON may pass; the parser is next.
+    """
+    if (
+        body.count(b"[") + body.count(b"{") <= limits.max_json_depth
+        and body.count(b":") <= limits.max_json_containers
+        and body.count(b",") < limits.max_json_values
+    ):
         return
     # Without escaped characters every quote opens or closes a string, and what lies between two of them is text.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_STRUCTURE)
-    structure = b"".join(plain.split(b'"')[::2]).translate(_ONE_KIND)
-    if structure.count(b"[") > limits.max_json_containers:
-        raise ApiError(
-            f"The body holds more than {limits.max_json_containers} lists and objects; send fewer in one request."
-        )
+    structure = b"".join(plain.split(b'"')[::2])
+    _bound(structure.count(b","), limits.max_json_values - 1, "values")
+    _bound(structure.count(b":"), limits.max_json_containers, "keys")
+    structure = structure.translate(_ONE_KIND, b",:")
+    _bound(structure.count(b"["), limits.max_json_containers, "lists and objects")
     for _ in range(limits.max_json_depth):
         shorter = structure.replace(b"[]", b"")
         if len(shorter) == len(structure):
@@ -135,6 +142,11 @@ def check_structure(body: bytes, limits: ServerConfig = _LIMITS) -> None:
         structure = shorter
     if b"[]" in structure or structure.count(b"[") > limits.max_json_depth:
         raise ApiError(f"The body is nested too deep; {limits.max_json_depth} levels at most would work.")
+
+
+def _bound(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ApiError(f"The body holds more than {most} {what}; send fewer in one request.")
 
 
 def parse_object(body: bytes, limits: ServerConfig = _LIMITS) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _STATUS = {
 
 
 _NO_DEFAULTS = SamplingDefaults()
+_NAME = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 @cache
@@ -61,10 +62,12 @@ def document(sampling: SamplingDefaults = _NO_DEFAULTS) -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generate("ChatBody", "A chat's next message.")},
             "/v1/completions": {"post": _generate("CompletionBody", "The continuation of one or more prompts.")},
-            "/v1/models": {"get": _get("The models served.")},
+            "/v1/models": {"get": _get("The models served.", refusals=("401", "403"))},
+            "/v1/models/{id}": {"get": _get("One of them.", refusals=("401", "403", "404")), "parameters": [_NAME]},
             "/health": {"get": _get("Whether the engine lives.", "503")},
             "/ready": {"get": _get("Whether requests are taken.", "503")},
-            "/metrics": {"get": _get("Prometheus metrics.", kind="text/plain")},
+            "/metrics": {"get": _get("Prometheus metrics.", kind="text/plain", refusals=("401", "403"))},
+            "/openapi.json": {"get": _get("This document.")},
         },
         "components": {"schemas": schemas},
     }
@@ -90,9 +93,13 @@ def _generate(body: str, summary: str) -> dict[str, Any]:
     }
 
 
-def _get(summary: str, *more: str, kind: str = "application/json") -> dict[str, Any]:
+def _get(summary: str, *more: str, kind: str = "application/json", refusals: tuple[str, ...] = ()) -> dict[str, Any]:
     content = {kind: {"schema": {"type": "object"} if kind == "application/json" else {"type": "string"}}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "summary": summary,
-        "responses": {status: {"description": summary, "content": content} for status in ("200", *more)},
+        "responses": {
+            **{status: {"description": summary, "content": content} for status in ("200", *more)},
+            **{status: {"description": _STATUS[status], "content": error} for status in refusals},
+        },
     }

@@ -82,6 +82,9 @@ class Runner:
         self._config.load()
         self._config.ssl = self._tls
         self._server = _Server(self._config, self._service, self._tls)
+        live = self._service.metrics.live
+        live["connections"] = lambda: len(self._server.server_state.connections)
+        live["tasks"] = lambda: len(asyncio.all_tasks())
 
     def serve(self, listener: socket.socket) -> int:
         """Serves until a signal or a failed start; the exit status."""
