@@ -46,14 +46,15 @@ def nginx(short: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o700)
+        make_authority(folder)
         for owner in ("octavo", "public"):
             make_certificate(folder, owner)
         write_keys(folder, FIRST)
         flags = ["--api-keys", str(folder / "keys"), "--allowed-host", PUBLIC]
         flags += ["--tls-cert", str(folder / "octavo.pem"), "--tls-key", str(folder / "octavo.key")]
-        trust = ssl.create_default_context(cafile=str(folder / "octavo.pem"))
+        trust = ssl.create_default_context(cafile=str(folder / "octavo-ca.pem"))
         with ServerProcess(flags, tls=trust, api_key=FIRST) as server, running(program, folder, server.port) as port:
-            public = ssl.create_default_context(cafile=str(folder / "public.pem"))
+            public = ssl.create_default_context(cafile=str(folder / "octavo-ca.pem"))
             proxy = Target("localhost", port, tls=public, api_key=FIRST)
             found = asyncio.run(_compare(server, proxy, bodies, folder))
     faults = found.pop("faults")
@@ -72,7 +73,7 @@ async def _compare(server: ServerProcess, proxy: Target, bodies: list[dict[str, 
     load = asyncio.gather(*(stream_once(proxy, CHAT, body) for body in bodies))
     await _until(server, lambda values: values["octavo_requests_running"] >= len(bodies) / 2)
     write_keys(folder, SECOND)
-    make_certificate(folder, "octavo", renew=True)
+    make_certificate(folder, "octavo")
     os.kill(server.process.pid, signal.SIGHUP)
     await _logged(server, "Read again: the certificate", faults)
     if (status := await _status(proxy)) != 401:
@@ -130,14 +131,32 @@ async def _logged(server: ServerProcess, words: str, faults: list[str]) -> None:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-def make_certificate(folder: Path, name: str, renew: bool = False) -> None:
-    """A certificate of localhost and the public name; a renewed one keeps its key."""
-    key = ["-key", f"{folder}/{name}.key"] if renew else ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    key += [] if renew else ["-nodes", "-keyout", f"{folder}/{name}.key"]
+def make_authority(folder: Path) -> None:
+    """Who signs the certificates."""
+    _openssl(folder, "octavo-ca", ["-subj", "/CN=octavo bars"])
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """A new certificate of localhost and the public name."""
     names = f"subjectAltName=DNS:localhost,IP:127.0.0.1,DNS:{PUBLIC}"
-    command = ["openssl", "req", "-x509", *key, "-out", f"{folder}/{name}.part", "-days", "2", "-subj", "/CN=octavo"]
-    subprocess.run([*command, "-addext", names], check=True, capture_output=True)
-    os.replace(f"{folder}/{name}.part", f"{folder}/{name}.pem")
+    signed = [
+        "-CA",
+        f"{folder}/octavo-ca.pem",
+        "-CAkey",
+        f"{folder}/octavo-ca.key",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+    ]
+    _openssl(folder, name, ["-subj", "/CN=octavo", "-addext", names, *signed])
+
+
+def _openssl(folder: Path, name: str, more: list[str]) -> None:
+    """A key and its certificate, in place of those that are there: the key first, as the server reads them together."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", f"{folder}/{name}.key.part", "-out", f"{folder}/{name}.pem.part", "-days", "2", *more]
+    subprocess.run(command, check=True, capture_output=True)
+    for suffix in ("key", "pem"):
+        os.replace(f"{folder}/{name}.{suffix}.part", f"{folder}/{name}.{suffix}")
 
 
 def write_keys(folder: Path, key: str) -> None:
@@ -154,6 +173,7 @@ def configuration(folder: Path, listen: int, upstream: int) -> str:
     text = found.group(1).replace("127.0.0.1:8000", f"127.0.0.1:{upstream}")
     text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{listen} ssl").replace("/etc/nginx/", f"{folder}/")
     text = text.replace("Host $host", f"Host {PUBLIC}")
+    assert "octavo-ca.pem" in text and PUBLIC in text
     temporary = "\n".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )

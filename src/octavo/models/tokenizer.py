@@ -20,6 +20,9 @@ from tokenizers import Tokenizer as Backend
 from octavo.models.gguf_parts import gguf_of
 from octavo.models.spec import ModelError
 
+LONG_TEXT = 1024
+"""Characters from which on a text is encoded by a call that holds up no other thread."""
+
 
 @dataclass(frozen=True)
 class TokenizerParts:
@@ -95,7 +98,11 @@ class Tokenizer:
 
     @staticmethod
     def _encode(encoder: Backend, text: str) -> list[int]:
-        ids: list[int] = encoder.encode(_well_formed(text), add_special_tokens=False).ids
+        text = _well_formed(text)
+        if len(text) < LONG_TEXT:
+            ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        else:  # this one lets other threads run meanwhile
+            ids = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_chat(self, segments: Sequence[tuple[str, bool]]) -> list[int]:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.server import params, prompts
@@ -17,6 +18,9 @@ from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.terms import Terms
 from octavo.server.text import ModelText
 from octavo.types import NewRequest
+
+_USUAL_CHARACTERS = 4
+"""Of a token, in text that is dense."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class JobMaker:
             )
         messages = prompts.chat_messages(body, self._config)
         self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
-        ids = await asyncio.to_thread(self._text.chat, messages, body.chat_template)
+        ids = await asyncio.to_thread(self._chat_ids, messages, body.chat_template)
         return self._job(body, [ids], logprobs, terms)
 
     async def completion(self, body: CompletionBody, terms: Terms) -> Job:
@@ -89,8 +93,13 @@ class JobMaker:
         ids = await prompts.completion_prompts(body, self._encode, self._limits, self._config)
         return self._job(body, ids, logprobs, terms)
 
+    def _chat_ids(self, messages: list[dict[str, Any]], template: str | None) -> list[int]:
+        self._refuse_long("".join(message["content"] for message in messages), "messages")
+        return self._text.chat(messages, template)
+
     def _encode(self, text: str) -> list[int]:
         self._refuse_hopeless(len(text), "prompt")
+        self._refuse_long(text, "prompt")
         return self._text.prompt(text)
 
     def _check_model(self, body: ChatBody | CompletionBody) -> None:
@@ -104,9 +113,17 @@ class JobMaker:
 
     def _refuse_hopeless(self, characters: int, param: str) -> None:
         """Text that cannot fit however it is tokenised is not tokenised at all."""
-        if characters <= self._limits.max_model_len:
-            return
-        least = characters // self._text.longest_token
+        if characters > self._limits.max_model_len:
+            self._refuse_least(characters // self._text.longest_token, param)
+
+    def _refuse_long(self, text: str, param: str) -> None:
+        """Of text that is too long for the context in all likelihood, only so much is tokenised as shows it."""
+        size = _USUAL_CHARACTERS * self._limits.max_model_len
+        while size < len(text):
+            self._refuse_least(self._text.least_tokens(text[:size]), param)
+            size *= 2
+
+    def _refuse_least(self, least: int, param: str) -> None:
         if least > self._limits.max_model_len:
             raise ApiError(
                 f"The prompt has {least} tokens at least, and prompt and answer together may have "

@@ -15,7 +15,7 @@ from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, check_choices, refuse_length
 from octavo.server.protocol import ChatBody, ChatMessage, CompletionBody
 
-LONG_TEXT = 16_384
+LONG_TEXT = 2048
 """Characters from which on text is tokenised in a worker thread."""
 
 Encode = Callable[[str], list[int]]

@@ -58,6 +58,10 @@ class ModelText:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
         return self._tokenizer.encode(text, parse_special=True, add_bos=self._tokenizer.add_bos)
 
+    def least_tokens(self, text: str) -> int:
+        """A bound from below on the tokens of any text that begins with this one: its end may be divided otherwise."""
+        return len(self._tokenizer.encode(text)) * 9 // 10
+
     def chat(self, messages: Sequence[dict[str, Any]], source: str | None = None) -> list[int]:
         """A chat's prompt: the text of control tokens inside messages stays text. `source`: a template of its own."""
         template = self._template if source is None else self._bring(source)
