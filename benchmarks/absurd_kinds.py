@@ -63,7 +63,7 @@ def _numbers() -> dict[str, Make]:
     field("max_tokens:text", lambda rng: str(rng.randint(1, 99)))
     field("max_tokens:fraction", lambda rng: rng.random() + 1)
     field("max_tokens:bool", lambda rng: True)
-    field("max_tokens:huge", lambda rng: 2 ** rng.randint(64, 200))
+    field("max_tokens:list", lambda rng: [rng.randint(1, 99)])
     field("min_tokens:above", lambda rng: rng.randint(5, 10**6))
     field("min_tokens:negative", lambda rng: -1)
     field("temperature:negative", lambda rng: -rng.random() - 0.001)
@@ -114,7 +114,7 @@ def _lists() -> dict[str, Make]:
         "prompt:huge id": lambda rng: _completion(prompt=[2 ** rng.randint(64, 100)]),
         "prompt:fraction": lambda rng: _completion(prompt=[1.5]),
         "prompt:bool": lambda rng: _completion(prompt=[True]),
-        "prompt:mixed": lambda rng: _completion(prompt=rng.choice([["a", 1], [1, "a"], [[1], "a"]])),
+        "prompt:mixed": lambda rng: _completion(prompt=rng.choice([["a", 1], [1, "a"], [["a"], "a"]])),
         "prompt:object": lambda rng: _completion(prompt={"text": _text(rng)}),
         "prompt:deep": lambda rng: _completion(prompt=[[[1]]]),
         "prompt:long": lambda rng: _completion(prompt=[5] * rng.randint(9000, 200_000)),
