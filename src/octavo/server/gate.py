@@ -123,7 +123,7 @@ class Gate:
         extra = [(b"x-request-id", request_id(scope))]
         try:
             self._check_host(headers.get(b"host"))
-            shared = self._check_origin(headers, scope)
+            shared = self._check_origin(headers)
             extra += shared
             if shared and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                 await send({"type": "http.response.start", "status": 204, "headers": [*_ALLOWED, *extra]})
@@ -147,7 +147,7 @@ class Gate:
                 "This server is not called by that name; --allowed-host NAME adds one.", status=403, code="host"
             )
 
-    def _check_origin(self, headers: dict[bytes, bytes], scope: Scope) -> Headers:
+    def _check_origin(self, headers: dict[bytes, bytes]) -> Headers:
         """Headers that let the page read the answer; none where there is no page, or it is this server's own."""
         origin = headers.get(b"origin")
         if origin is None:
@@ -155,7 +155,7 @@ class Gate:
         named = origin.decode("latin-1").lower()
         if "*" in self._origins or named in self._origins:
             return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), _EXPOSED]
-        if named == f"{scope['scheme']}://{headers.get(b'host', b'').decode('latin-1').lower()}":
+        if named.partition("://")[2] == headers.get(b"host", b"").decode("latin-1").lower():
             return []
         raise ApiError(
             "Web pages of this origin may not call this server; --cors-origin ORIGIN lets them.",
