@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from octavo.http_config import MIB
 from octavo.http_config import ServerConfig as ServerConfig
+from octavo.kv_config import KVConfig as KVConfig
+from octavo.kv_config import KVShape as KVShape
+from octavo.kv_config import most_live as most_live
 
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
@@ -54,30 +57,6 @@ class ModelConfig:
     """"model": where a request leaves a sampling field out, the model's suggestion holds; "none": the API's default."""
     chat_template: str | None = None
     """A file with a template, or the name of one of the model's; None: the model's default one."""
-
-
-@dataclass(frozen=True)
-class KVConfig:
-    """Where keys and values live."""
-
-    size_bytes: int | None = None
-    """Bytes of the pool. None: chosen from free memory."""
-    size_tokens: int | None = None
-    """Tokens of the pool; instead of `size_bytes` (tests, tiny machines)."""
-    block_size: int = 32
-    """Tokens a block, a multiple of 32."""
-    paged: bool = True
-    """Off: one contiguous block of `max_model_len` a request."""
-    prefix_cache: bool = True
-    """Off: every prompt is computed from its first token."""
-    prefix_scope: str = "tenant"
-    """"tenant": tenants share no cached block; "shared": they share all of them (`cache_salt` still keeps apart)."""
-    eviction: str = "cost"
-    """"cost": what costs most to compute again stays longest; "lru": what was used last does."""
-    disk: str | None = None
-    """Directory that keeps evicted blocks. None: evicted blocks are gone."""
-    disk_bytes: int | None = None
-    """Bytes of its files at most. None: DISK_BYTES where `disk` is set."""
 
 
 @dataclass(frozen=True)
@@ -138,29 +117,6 @@ class EngineConfig:
     """Recompute every block count from scratch after each step (tests)."""
     stuck_seconds: float = 20.0
     """An engine in which nothing moves for so long (and many times what its step should take) is ended; 0: never."""
-
-
-def most_live(window: int, lead: int, block_size: int) -> int:
-    """Blocks that a request holds at once at most where layers see `window` positions.
-
-    lead: positions of one request that may be submitted and not yet retired.
-    """
-    return -(-(window + lead) // block_size) + 1
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """What a token of context costs, and in which layers it is forgotten."""
-
-    full_bytes: int
-    """Bytes a token over all layers that see the whole context."""
-    windows: tuple[tuple[int, int], ...] = ()
-    """(window, bytes a token) of each group of layers that see the last `window` positions."""
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Over all layers: what a text costs that is shorter than the windows."""
-        return self.full_bytes + sum(size for _, size in self.windows)
 
 
 @dataclass(frozen=True)
@@ -269,7 +225,8 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
         fits = f"--block-size {capacity // TILE * TILE}" if config.kv.paged else f"--kv-tokens {block}"
         raise ConfigError(f"the KV pool holds {capacity} tokens, less than one block of {block}; {fits} would work")
     tokens = blocks * block
-    length = _fit_length(config.model, length, tokens)
+    pins = _pin_tokens(config, PoolSizes(facts.kv, scheduler, block), tokens)
+    length = _fit_length(config.model, length, tokens - pins)
     scheduler = _resolve_scheduler(scheduler, length)
     size = PoolSizes(facts.kv, scheduler, block).bytes(tokens)
     kv = replace(config.kv, size_bytes=size, size_tokens=tokens, block_size=block)
@@ -346,6 +303,9 @@ def check_choices(config: EngineConfig) -> None:
     if config.kv.block_size % TILE:
         near = _round_up(config.kv.block_size, TILE)
         raise ConfigError(f"--block-size {config.kv.block_size} is not a multiple of {TILE}; {near} would work")
+    between("--pin-tokens", config.kv.pin_tokens, 0, MAX_POOL_TOKENS)
+    if config.kv.pin_tokens and not config.kv.prefix_cache:
+        raise ConfigError("--pin-tokens pins what the prefix cache holds; leave --no-prefix-cache out")
     if config.kv.size_bytes is not None and config.kv.size_tokens is not None:
         raise ConfigError("--kv-memory and --kv-tokens both set the KV pool; give one of them")
     if config.kv.disk is None:
@@ -457,6 +417,17 @@ def _pool_tokens(config: EngineConfig, facts: Facts, workspace: int, length: int
             f"{unit} {fits // 2} would work"
         )
     return wanted
+
+
+def _pin_tokens(config: EngineConfig, pool: PoolSizes, tokens: int) -> int:
+    """What pins may hold, whole blocks; half of every group's pool at most, so that requests are not pushed out."""
+    wanted = config.kv.pin_tokens
+    groups = (None, *(window for window, _ in pool.shape.windows))
+    most = min(pool.blocks(tokens, window) for window in groups) // 2 * pool.block_size
+    if wanted > most:
+        works = f"--pin-tokens {most} would work" if most else "a larger pool, --kv-tokens, would help"
+        raise ConfigError(f"--pin-tokens {wanted} is more than half of the KV pool's {tokens} tokens; {works}")
+    return wanted // pool.block_size * pool.block_size
 
 
 def _fit_length(model: ModelConfig, length: int, tokens: int) -> int:

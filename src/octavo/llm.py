@@ -95,7 +95,7 @@ class LLM:
 
         Keywords: max_tokens (16; None: the rest of the context), temperature (1), top_k, top_p, min_p, seed, stop
         (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), include_stop_str_in_output,
-        skip_special_tokens, and the three penalties. None is the default: what the model suggests
+        skip_special_tokens, cache_salt, and the three penalties. None is the default: what the model suggests
         (`info.sampling`), else as above.
         """
         self._check_usable()
@@ -154,7 +154,13 @@ class LLM:
             raise RuntimeError(f"the engine failed ({self._failure!r}); make a new LLM") from self._failure
 
     def _submit(self, asked: Asked) -> _Answer:
-        request = NewRequest(request_id=next(self._ids), prompt=asked.prompt, params=asked.params, seed=asked.seed)
+        request = NewRequest(
+            request_id=next(self._ids),
+            prompt=asked.prompt,
+            params=asked.params,
+            seed=asked.seed,
+            cache_salt=asked.cache_salt,
+        )
         answer = _Answer(request, Choice(0, self._text.tokens, asked.options), queue.SimpleQueue())
         with self._lock:
             self._check_usable()

@@ -18,7 +18,7 @@ from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.limits import BIAS, MAX_STOP_TOKEN_IDS, NUMBERS, TOKEN_ID, Range
+from octavo.server.limits import BIAS, MAX_SALT_CHARACTERS, MAX_STOP_TOKEN_IDS, NUMBERS, TOKEN_ID, Range
 from octavo.server.params import ModelLimits, TextOptions, sampling_params, text_options
 from octavo.server.prompts import chat_messages
 from octavo.server.protocol import CompletionBody, check_chat
@@ -27,7 +27,7 @@ from octavo.types import SamplingParams
 
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _LISTS = ("logit_bias", "stop", "stop_token_ids")
-KEYWORDS = tuple(sorted((*NUMBERS, *_FLAGS, *_LISTS)))
+KEYWORDS = tuple(sorted((*NUMBERS, *_FLAGS, *_LISTS, "cache_salt")))
 _CONFIG = ServerConfig()
 _PROMPT = "a prompt must be text, such as 'Once upon a time', or token ids, such as [1, 2, 3]"
 
@@ -40,6 +40,7 @@ class Asked:
     params: SamplingParams
     options: TextOptions
     seed: int
+    cache_salt: str
 
 
 class Inputs:
@@ -106,7 +107,8 @@ class Inputs:
                 raise ApiError(f"logprobs is {body.logprobs}; 0 to {_CONFIG.max_logprobs} would work.")
             params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG)
             options = text_options(body, body.logprobs, _CONFIG)
-        return Asked(prompt, params, options, secrets.randbits(64) if seed is None else seed)
+        seed = secrets.randbits(64) if seed is None else seed
+        return Asked(prompt, params, options, seed, body.cache_salt or "")
 
     def _value(self, name: str, value: Any) -> Any:
         """A keyword's value as the API's body has it."""
@@ -116,6 +118,8 @@ class Inputs:
             return _flag(name, value)
         if name == "stop":
             return _stop(value)
+        if name == "cache_salt":
+            return _salt(value)
         return self._bias(value) if name == "logit_bias" else self._stop_ids(value)
 
     def _bias(self, value: Any) -> dict[str, float]:
@@ -168,6 +172,15 @@ def _stop(value: Any) -> list[str]:
             raise TypeError(f"stop holds {_shown(item)}; text such as 'END' would work")
         _check_plain(item, "stop")
     return items
+
+
+def _salt(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"cache_salt is {_shown(value)}; text such as 'team-a' would work")
+    if len(value) > MAX_SALT_CHARACTERS:
+        raise ValueError(f"cache_salt has {len(value)} characters; {MAX_SALT_CHARACTERS} or fewer would work")
+    _check_plain(value, "cache_salt")
+    return value
 
 
 def _items(value: Any, problem: str) -> list[Any]:

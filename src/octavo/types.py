@@ -116,7 +116,34 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Abort what is open and exit 0."""
 
 
-ClientMessage = NewRequest | Abort | Drain | Shutdown
+class PinPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="pin"):
+    """Keeps the cached blocks of a prefix for some time; a pin of the same name is replaced. Answered by a PinReply."""
+
+    call: int
+    """Comes back with the reply."""
+    name: str
+    tokens: list[int]
+    seconds: float
+    tenant: str = ""
+    cache_salt: str = ""
+    adapter: str = ""
+
+
+class UnpinPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="unpin"):
+    """Ends a pin."""
+
+    call: int
+    name: str
+
+
+class ListPins(msgspec.Struct, frozen=True, kw_only=True, tag="pins"):
+    """Asks for all pins."""
+
+    call: int
+
+
+PinRequest = PinPrefix | UnpinPrefix | ListPins
+ClientMessage = NewRequest | Abort | Drain | Shutdown | PinPrefix | UnpinPrefix | ListPins
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -275,7 +302,27 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     message: str
 
 
-EngineMessage = StepOutput | Ready | Progress | Fatal
+class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One pin."""
+
+    name: str
+    tokens: int
+    seconds_left: float
+
+
+class PinReply(msgspec.Struct, frozen=True, kw_only=True, tag="pins"):
+    """The pins after what was asked, or why it was not done."""
+
+    call: int
+    pins: list[PinInfo]
+    budget_tokens: int
+    pinned_tokens: int
+    error: str | None = None
+    missing: bool = False
+    """The error is about what is not there: a prefix that is not cached, a pin that does not exist."""
+
+
+EngineMessage = StepOutput | Ready | Progress | Fatal | PinReply
 
 
 # --- scheduler <-> executor ---------------------------------------------------------------------

@@ -27,9 +27,16 @@ class Rig:
         block_size: int = 32,
         paged: bool = True,
         prefix_cache: bool = True,
+        pin_tokens: int = 0,
         **scheduler: object,
     ) -> None:
-        kv = KVConfig(size_tokens=pool_tokens, block_size=block_size, paged=paged, prefix_cache=prefix_cache)
+        kv = KVConfig(
+            size_tokens=pool_tokens,
+            block_size=block_size,
+            paged=paged,
+            prefix_cache=prefix_cache,
+            pin_tokens=pin_tokens,
+        )
         scheduler = {"order": "priority", **scheduler}
         config = EngineConfig(
             model=ModelConfig(max_model_len=max_model_len),

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "http_config": set(),
-    "config": {"types", "http_config"},
+    "kv_config": set(),
+    "config": {"types", "http_config", "kv_config"},
     "observability": {"types", "config"},
     "kvcache": {"types", "config"},
     "scheduler": {"types", "config", "kvcache"},

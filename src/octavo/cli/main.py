@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -161,6 +162,57 @@ def remove_models(names: tuple[str, ...], packed: bool, stale: bool, unused_for:
         return click.confirm(question)
 
     remove(Selection(tuple(map(named, names)), packed, stale, unused_for), click.echo, confirm)
+
+
+@cli.group()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--key-file", type=click.Path(path_type=Path), default=None, help="File with its administrator's key.")
+@click.pass_context
+def cache(context: click.Context, url: str, key_file: Path | None) -> None:
+    """Pin prefixes in a running server's cache, list pins, end them. The server needs --pin-tokens."""
+    from octavo.cli.cache import Server
+
+    context.obj = Server(url, key_file)
+
+
+@cache.command(name="pin")
+@click.argument("name")
+@click.option("--text", default=None, help="Beginning of completions.")
+@click.option("--system", default=None, help="System message of chats.")
+@click.option("--messages", type=click.Path(path_type=Path), default=None, help="JSON file: first messages of chats.")
+@click.option("--ttl", type=FiniteRange(1, 30 * 24 * 3600), default=3600.0, show_default=True, help="Seconds.")
+@click.option("--salt", default=None, help="cache_salt of the requests that are to find it.")
+@click.option("--tenant", default=None, help="Tenant of those requests: the name of their key.")
+@click.pass_obj
+def cache_pin(
+    server: Any, name: str, text: str | None, system: str | None, messages: Path | None, ttl: float, **owner: str | None
+) -> None:
+    """Compute a prefix, if it is not cached, and keep it under NAME."""
+    from octavo.cli.cache import pin, prefix_of, say_all
+
+    say_all(
+        pin(server, name, prefix_of(text, system, messages), ttl, cache_salt=owner["salt"], tenant=owner["tenant"]),
+        click.echo,
+    )
+
+
+@cache.command(name="list")
+@click.pass_obj
+def cache_list(server: Any) -> None:
+    """List the pins."""
+    from octavo.cli.cache import pins, say_all
+
+    say_all(pins(server), click.echo)
+
+
+@cache.command(name="unpin")
+@click.argument("name")
+@click.pass_obj
+def cache_unpin(server: Any, name: str) -> None:
+    """End the pin NAME."""
+    from octavo.cli.cache import say_all, unpin
+
+    say_all(unpin(server, name), click.echo)
 
 
 def named(model: str | None) -> str:

@@ -92,6 +92,13 @@ _OPTIONS = [
     ),
     click.option("--kv-disk", default=None, help="Directory that keeps evicted blocks, over restarts too [none]."),
     click.option("--kv-disk-bytes", type=Size(), default=None, help="Size of its files at most, such as 20G [8G]."),
+    click.option(
+        "--pin-tokens",
+        type=int,
+        default=_DEFAULTS.kv.pin_tokens,
+        show_default=True,
+        help="Tokens of cached prefixes that may be pinned (octavo cache); 0: none.",
+    ),
     click.option("--policy", default="continuous", show_default=True, help="continuous or static batching."),
     click.option(
         "--max-num-seqs",
@@ -203,6 +210,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             eviction=values["eviction"],
             disk=values["kv_disk"],
             disk_bytes=values["kv_disk_bytes"],
+            pin_tokens=values["pin_tokens"],
         ),
         scheduler=SchedulerConfig(
             policy=values["policy"],

@@ -18,6 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.engine.asked import Asked, NoAnswer
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
 from octavo.engine.identity import difference
 from octavo.engine.streams import DeltaStream as DeltaStream
@@ -34,6 +35,8 @@ from octavo.types import (
     FinishReason,
     ModelInfo,
     NewRequest,
+    PinReply,
+    PinRequest,
     Progress,
     Ready,
     Shutdown,
@@ -127,6 +130,7 @@ class AsyncEngineClient:
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, _OpenRequest] = {}
         self._counts = _Counts(self._open)
+        self._asked = Asked()
         self._followers: dict[int, list[int]] = {}
         """First choice -> the other choices of its prompt, not yet sent."""
         self._suspects = Suspects()
@@ -245,6 +249,12 @@ class AsyncEngineClient:
         finally:
             stream.close()
 
+    async def ask(self, make: Callable[[int], PinRequest]) -> PinReply:
+        """The engine's answer to what is no request; NoAnswer where it cannot give one."""
+        if self.ready is None:
+            raise NoAnswer("The engine is being started; try again in a moment.")
+        return await self._asked.ask(make, self._write)
+
     def abort(self, request_ids: list[int]) -> None:
         """Forgets open requests and ends them in the engine; unknown ids are ignored."""
         known = [request_id for request_id in request_ids if self._open.pop(request_id, None) is not None]
@@ -304,6 +314,8 @@ class AsyncEngineClient:
         elif isinstance(message, Progress):
             if self._on_progress is not None:
                 self._on_progress(message)
+        elif isinstance(message, PinReply):
+            self._asked.answer(message)
         elif isinstance(message, Fatal):
             self._fatal = message.message
 
@@ -384,6 +396,7 @@ class AsyncEngineClient:
     def lost(self) -> None:
         """The channel has ended."""
         self.ready = None
+        self._asked.fail()
         if self._closing or self.failure is not None or self._process is None:
             return
         self._restart = asyncio.get_running_loop().create_task(self._after_death(self._process))

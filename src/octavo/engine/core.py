@@ -14,6 +14,7 @@ from collections import deque
 
 from octavo.config import EngineConfig
 from octavo.kvcache.manager import make_kv
+from octavo.kvcache.pins import PinBook
 from octavo.kvcache.tiers.tier import Tier
 from octavo.scheduler.admission import Limits, refusal
 from octavo.scheduler.scheduler import Scheduler
@@ -26,6 +27,8 @@ from octavo.types import (
     Executor,
     FinishReason,
     NewRequest,
+    PinReply,
+    PinRequest,
     Ready,
     Shutdown,
     StepHandle,
@@ -49,6 +52,7 @@ class EngineCore:
         most = config.scheduler.max_num_batched_tokens if config.scheduler.chunked_prefill else length
         lead = depth * max(most, config.scheduler.max_num_batched_tokens)
         self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length, lead, tier)
+        self.pins = PinBook(self.kv, config.kv.pin_tokens)
         self.scheduler = Scheduler(config.scheduler, self.kv)
         self._config = config
         self._executor = executor
@@ -62,6 +66,7 @@ class EngineCore:
             priorities=config.scheduler.order == "priority",
         )
         self._flight: deque[StepHandle] = deque()
+        self._replies: list[PinReply] = []
         self._arrivals = 0
         self._draining = False
 
@@ -96,6 +101,8 @@ class EngineCore:
                     self.scheduler.finish(request, FinishReason.ABORT)
         elif isinstance(message, Drain):
             self.drain()
+        elif isinstance(message, PinRequest):
+            self._replies.append(self.pins.answer(message))
         else:
             assert isinstance(message, Shutdown)
             self.drain()
@@ -106,8 +113,14 @@ class EngineCore:
         """Takes no more requests; the open ones go on."""
         self._draining = True
 
+    def take_replies(self) -> list[PinReply]:
+        """Answers to messages that are no requests; they do not wait for a step."""
+        replies, self._replies = self._replies, []
+        return replies
+
     def step(self) -> StepOutput | None:
         """Plans and submits a step, retires the oldest once enough are in flight; returns what there is to say."""
+        self.pins.expire()
         plan = self.scheduler.plan()
         if plan is not None:
             self._flight.append(self._executor.submit(plan))
@@ -115,7 +128,7 @@ class EngineCore:
         if retired:
             self.scheduler.retire(self._flight.popleft().result())
         if self._config.validate_kv:
-            self.kv.validate()
+            self.validate()
         deltas = self.scheduler.take_deltas()
         if plan is None and not retired and not deltas and self.kv.loading:
             self.kv.tier.wait(_LOAD_SECONDS)
@@ -124,6 +137,7 @@ class EngineCore:
     def validate(self) -> None:
         """Recomputes every block count from scratch; for an idle moment."""
         self.kv.validate()
+        self.pins.validate()
 
     def close(self, keep: bool = True) -> None:
         """Ends the tier below the pages; keep: it takes what the prefix cache still holds, in bounded time."""

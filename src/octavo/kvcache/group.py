@@ -48,10 +48,9 @@ class Group:
         """Blocks that can still be claimed."""
         return self.pool.available - self.claimed
 
-    @property
-    def capacity_blocks(self) -> int:
-        """Blocks of positions that one request alone can have."""
-        return self.pool.total
+    def capacity_blocks(self, kept: int = 0) -> int:
+        """Blocks of positions that one request alone can have while others keep `kept` blocks."""
+        return self.pool.total - kept
 
     def claim(self, live: int) -> int:
         """Blocks that a request with `live` blocks of positions not left behind needs at once."""
@@ -107,9 +106,9 @@ class WindowGroup(Group):
     def available(self) -> int:
         return self.pool.total - self.claimed
 
-    @property
-    def capacity_blocks(self) -> int:
-        return self.pool.total if self.pool.total < self._most else _UNBOUNDED
+    def capacity_blocks(self, kept: int = 0) -> int:
+        left = self.pool.total - kept
+        return left if left < self._most else _UNBOUNDED
 
     def claim(self, live: int) -> int:
         return live if live < self._most else self._most

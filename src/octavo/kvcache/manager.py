@@ -58,6 +58,9 @@ class KVManager:
         self._windows = [(number, group) for number, group in enumerate(self.groups) if isinstance(group, WindowGroup)]
         self._identity = identity
         self._shared_scope = shared_scope
+        self._kept_clear = 0
+        self.headroom = [0] * len(groups)
+        """Blocks of each group that pins may still take; admission with growth leaves them."""
         self._open: dict[int, SequenceKV] = {}
         self._parked: dict[int, list[list[list[int]]]] = {}
         self._retired = -1
@@ -78,7 +81,7 @@ class KVManager:
     @property
     def capacity_tokens(self) -> int:
         """Positions that one request alone can have."""
-        return min(group.capacity_blocks for group in self.groups) * self.block_size
+        return min(group.capacity_blocks(self._kept_clear) for group in self.groups) * self.block_size
 
     @property
     def has_parked(self) -> bool:
@@ -126,6 +129,24 @@ class KVManager:
         if opened and self.tier.on:
             self._load(seq, tokens)
         return True
+
+    def keep_clear(self, blocks: int) -> None:
+        """So many blocks of every group may be pinned: requests are to fit beside them."""
+        assert 0 <= blocks < min(group.pool.total for group in self.groups) or not blocks
+        self._kept_clear = blocks
+        self.headroom = [blocks] * len(self.groups)
+
+    def hold(self, seq: SequenceKV, tokens: Sequence[int]) -> bool:
+        """Takes the cached beginning of `tokens`, which fill their blocks, and no more; given back by `release`.
+
+        False: nothing is cached, or promises to others would be broken, and nothing has changed. It counts as no hit.
+        """
+        seq.was_open = True
+        self._match(seq, tokens)
+        if seq.num_blocks and not self._missing(seq, seq.num_blocks, None, 0):
+            return True
+        self._empty(seq)
+        return False
 
     def advance(self, seq: SequenceKV, upto: int) -> NewBlocks:
         """Hands out promised blocks for the positions below `upto`: what each table gained."""
@@ -280,7 +301,7 @@ class KVManager:
             for other, blocks in wants.items():
                 left = other.tables[number].left
                 need += group.claim(blocks - left) - group.claim(other.num_blocks - left)
-            missing = max(missing, need - group.available)
+            missing = max(missing, need + (self.headroom[number] if growth else 0) - group.available)
         return missing
 
     def _match(self, seq: SequenceKV, tokens: Sequence[int]) -> None:

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from octavo.observability.metrics import CONTENT_TYPE
 from octavo.server.answer import Responder, watch
 from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
+from octavo.server.cache_admin import cache_routes
 from octavo.server.errors import ApiError, error_body
 from octavo.server.formats import DONE, ChatFormat, CompletionFormat
 from octavo.server.gate import Gate, client_of
@@ -178,6 +179,7 @@ def create_app(service: Service) -> Gate:
         Route("/v1/chat/completions", ChatEndpoint(service), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
         *_small_routes(service),
+        *cache_routes(service),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected_error}
     application = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)

@@ -95,7 +95,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, limits.REPETITION.meta()] | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=limits.MAX_SALT_CHARACTERS)] | None = None
     priority: Annotated[int, limits.PRIORITY.meta()] | None = None
     deadline_ms: Annotated[int, limits.DEADLINE_MS.meta()] | None = None
     user: Any = None
@@ -190,7 +190,12 @@ def parse_chat(body: bytes, bounds: ServerConfig = _BOUNDS) -> ChatBody:
 
 
 def parse_completion(body: bytes, bounds: ServerConfig = _BOUNDS) -> CompletionBody:
-    return _convert(parse_object(body, bounds), CompletionBody)
+    return check_completion(parse_object(body, bounds))
+
+
+def check_completion(value: dict[str, Any]) -> CompletionBody:
+    """The fields of a completion that was parsed already, or never was JSON."""
+    return _convert(value, CompletionBody)
 
 
 def check_chat(value: dict[str, Any]) -> ChatBody:
