@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench.peers.environments import Environment, folder_of
+from octavo.config import SchedulerConfig
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -66,7 +67,7 @@ class Room:
     kv_tokens: int
     threads: int
     chunk: int = 2048
-    """Token budget of a step, where an engine has one."""
+    """Token budget of a step of the other engines; Octavo keeps its default."""
 
 
 def room_for(works: tuple[Work, ...], threads: int) -> Room:
@@ -163,6 +164,7 @@ def offline(peer: str, form: str, model: Path, environment: Environment | None, 
         "chunk": room.chunk,
     }
     if peer == "octavo":
+        load["chunk"] = SchedulerConfig().max_num_batched_tokens
         command = (sys.executable, "-m", "octavo.bench.peers.workers.octavo_worker")
         return Contender(peer, form, command, load, need_bytes=_need(peer, model, room))
     assert environment is not None

@@ -189,24 +189,29 @@ class _Setup:
         self._say(f"{self._peer}: {what}")
         with self._log.open("ab") as log:
             log.write(f"# {what}\n".encode())
-            log.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=child_environment(PYTHONPATH=""),
-            )
-        self._guard.add(process.pid)
-        try:
-            code = process.wait()
-        finally:
-            kill_session(process.pid)
-            process.wait()
-            self._guard.drop(process.pid)
+        code = run_guarded(command, self._log, self._guard)
         if code != 0:
             raise SetupError(f"{what} ended with status {code}{_last_error(self._log)}; the log is {self._log}")
+
+
+def run_guarded(command: Sequence[str], log: Path, guard: Guard, **changes: str) -> int:
+    """The status of a command whose output is added to the log, and of whose processes none lives on."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=child_environment(PYTHONPATH="", **changes),
+        )
+    guard.add(process.pid)
+    try:
+        return process.wait()
+    finally:
+        kill_session(process.pid)
+        process.wait()
+        guard.drop(process.pid)
 
 
 def build_switches(flags: set[str]) -> list[str]:

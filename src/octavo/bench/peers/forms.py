@@ -6,17 +6,15 @@ the same weights, rounded as their type says: bf16 from what the file's blocks m
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from octavo.bench.peers.environments import Environment, Say
-from octavo.bench.peers.guard import Guard, kill_session
-from octavo.config import child_environment
+from octavo.bench.peers.environments import Environment, Say, run_guarded
+from octavo.bench.peers.guard import Guard
 from octavo.models.convert.run import convert
 from octavo.models.digest import file_digest
 from octavo.models.spec import ModelError
@@ -87,29 +85,14 @@ def _make(form: Form, source: Path, target: Path, environments: Mapping[str, Env
 
 def _export(kind: str, source: Path, target: Path, environment: Environment) -> None:
     """OpenVINO's intermediate form, through the command of optimum-intel."""
-    log = target.with_suffix(".log")
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch, Guard() as guard:
-        part = Path(scratch) / "model"
-        command = [str(environment.python.with_name("optimum-cli")), "export", "openvino", "--model", str(source)]
-        command += ["--task", "text-generation-with-past", "--weight-format", kind]
-        if kind == "int4":
-            command += ["--group-size", "64", "--ratio", "1.0"]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, str(part)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=child_environment(PYTHONPATH="", HF_HUB_OFFLINE="1"),
-            )
-        guard.add(process.pid)
-        try:
-            code = process.wait()
-        finally:
-            kill_session(process.pid)
-            process.wait()
-            guard.drop(process.pid)
-        if code != 0:
-            raise FormError(f"optimum-cli ended with status {code} at the form {kind}; its log is {log}")
-        part.rename(target)
+    log, part = target.with_suffix(".log"), target.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    command = [str(environment.python.with_name("optimum-cli")), "export", "openvino", "--model", str(source)]
+    command += ["--task", "text-generation-with-past", "--weight-format", kind]
+    if kind == "int4":
+        command += ["--group-size", "64", "--ratio", "1.0"]
+    with Guard() as guard:
+        code = run_guarded([*command, str(part)], log, guard, HF_HUB_OFFLINE="1")
+    if code != 0:
+        raise FormError(f"optimum-cli ended with status {code} at the form {kind}; its log is {log}")
+    part.rename(target)
