@@ -187,6 +187,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Prompt positions computed (cache hits excluded; recomputation after preemption excluded)."""
     cached_prompt_tokens: int
+    """Prompt positions that were found and not computed; what a request computed itself before is not among them."""
+    prefix_queries: int = 0
+    """Prompt tokens of admitted requests, each once: what the prefix cache was asked for."""
+    resumed_tokens: int = 0
+    """Positions that a preempted request had before and found again."""
+    evicted_blocks: int = 0
+    """Cached blocks given up for others."""
+    pinned_blocks: int = 0
+    """Held by pins now."""
     recomputed_tokens: int
     generated_tokens: int
     preemptions: int

@@ -74,7 +74,7 @@ def _cached_prompt(depth: int) -> Rig:
     rig.run()
     rig.send(make_request(2, random_tokens(rng, 40), 60, ignore_eos=True))
     rig.send(make_request(TARGET, prompt, 40, ignore_eos=True))
-    _step_until(rig, lambda: rig.cached.get(TARGET) == 32)
+    _step_until(rig, lambda: rig.cached.get(TARGET) == 63)
     return rig
 
 

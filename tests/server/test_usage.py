@@ -71,7 +71,7 @@ def test_a_repeated_prompt_is_cached_up_to_its_last_whole_block_but_never_whole(
     cold, warm = (tiny.complete(prompt=prompt, max_tokens=4, temperature=0, logprobs=2) for _ in range(2))
     assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached < length and length - cached <= 32
+    assert cached == min(length // 32 * 32, length - 1)
     assert warm["choices"] == cold["choices"]
 
 
@@ -87,3 +87,16 @@ def test_salts_keep_prompts_apart(tiny: Server) -> None:
     assert cached(cache_salt="b") == 0
     assert cached() == 0
     assert cached(cache_salt="") > 0, "an empty salt is none"
+
+
+def test_the_metrics_tell_the_hits_that_replies_do(tiny: Server) -> None:
+    names = ("octavo_prefix_cache_queries_total", "octavo_cached_prompt_tokens_total", "octavo_prompt_tokens_total")
+    before = [tiny.metric(name) for name in names]
+    prompt = [(17 * i) % 250 + 3 for i in range(100)]
+    told = [
+        tiny.complete(prompt=prompt, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(3)
+    ]
+    queries, hits, computed = (tiny.metric(name) - old for name, old in zip(names, before, strict=True))
+    assert (queries, hits, computed) == (300, sum(told), 300 - sum(told))
+    assert told == [0, 96, 96]
+    assert tiny.metric("octavo_resumed_tokens_total") == 0

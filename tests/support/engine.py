@@ -8,7 +8,16 @@ from octavo.kvcache.manager import block_tokens
 from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
 from tests.support.ledger import Ledger, ledger_info, naive
 
-_MOMENTARY = ("running", "waiting", "waiting_tokens", "step_budget", "step_prices", "disk_bytes", "disk_on")
+_MOMENTARY = (
+    "running",
+    "waiting",
+    "waiting_tokens",
+    "step_budget",
+    "step_prices",
+    "disk_bytes",
+    "disk_on",
+    "pinned_blocks",
+)
 _GROWING = tuple(
     name for name in EngineStats.__struct_fields__ if name not in _MOMENTARY and not name.startswith("kv_blocks")
 )
@@ -106,6 +115,9 @@ class Rig:
             assert final.finish is reason
             assert final.stop_token == (got[-1] if reason is FinishReason.STOP and got else None)
         self.check_idle()
+        stats = self.core.stats()
+        assert sum(self.cached.values()) == stats.cached_prompt_tokens, "usage and metrics tell the same hits"
+        assert stats.cached_prompt_tokens <= stats.prefix_queries or not stats.cached_prompt_tokens
 
     def check_idle(self) -> None:
         """Nothing is used, pinned or parked."""

@@ -44,7 +44,7 @@ class PinBook:
     @property
     def blocks(self) -> int:
         """Blocks that pins hold, over all groups."""
-        return sum(self._held())
+        return self._budget * len(self._kv.groups) - sum(self._kv.headroom)
 
     def answer(self, message: PinRequest) -> PinReply:
         """Does what is asked."""

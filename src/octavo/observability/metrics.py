@@ -27,7 +27,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 _COUNTERS = {
     "prompt_tokens": ("octavo_prompt_tokens", "Prompt positions computed, cache hits and recomputation excluded."),
-    "cached_prompt_tokens": ("octavo_cached_prompt_tokens", "Prompt tokens taken from the prefix cache."),
+    "prefix_queries": ("octavo_prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
+    "cached_prompt_tokens": ("octavo_cached_prompt_tokens", "Prompt tokens taken from the prefix cache: hits."),
+    "resumed_tokens": ("octavo_resumed_tokens", "Positions found again after a preemption; no hits."),
+    "evicted_blocks": ("octavo_prefix_cache_evictions", "Cached blocks given up for others."),
     "recomputed_tokens": ("octavo_recomputed_tokens", "Positions computed again after a preemption."),
     "generated_tokens": ("octavo_generated_tokens", "Tokens generated."),
     "preemptions": ("octavo_preemptions", "Requests that gave up their blocks to others."),
@@ -49,6 +52,7 @@ _GAUGES = {
     "kv_blocks_total": ("octavo_kv_blocks", "Blocks of the KV pool."),
     "kv_blocks_free": ("octavo_kv_blocks_free", "Blocks that no running request needs, evictable ones included."),
     "step_budget": ("octavo_step_budget_tokens", "Tokens that the newest step could have."),
+    "pinned_blocks": ("octavo_kv_blocks_pinned", "Blocks that pins hold."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "Blocks that the prefix cache can find."),
     "disk_bytes": ("octavo_kv_disk_bytes", "Bytes of KV blocks on disk."),
     "disk_on": ("octavo_kv_disk_on", "1 while KV blocks are kept on disk and read from there."),

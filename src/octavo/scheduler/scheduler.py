@@ -36,10 +36,22 @@ _TIMED_ROWS = 64
 class Counters:
     """What was done so far; only ever grows."""
 
-    __slots__ = ("cached", "generated", "predicted", "preemptions", "prompt", "recomputed", "seconds", "steps")
+    __slots__ = (
+        "cached",
+        "generated",
+        "predicted",
+        "preemptions",
+        "prompt",
+        "queries",
+        "recomputed",
+        "resumed",
+        "seconds",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.steps = self.prompt = self.cached = self.recomputed = self.generated = self.preemptions = 0
+        self.queries = self.resumed = 0
         self.seconds = self.predicted = 0.0
 
 
@@ -283,6 +295,7 @@ class Scheduler:
         request.admit()
         self._found(request)
         if not request.preemptions:
+            self.counters.queries += request.num_prompt
             self.waiting.charge(request, request.num_prompt - min(request.num_prompt, request.num_computed), 0)
         return True
 
@@ -304,11 +317,9 @@ class Scheduler:
 
     def _found(self, request: RequestState) -> None:
         """The request starts behind what the prefix cache holds, its tiers included."""
-        request.start()
-        # Positions computed before a preemption and found again are no hit.
-        found = min(request.num_computed, request.num_prompt) - request.computed_once
-        self.counters.cached += max(0, found)
-        request.computed_once = max(request.computed_once, request.num_computed)
+        hits, resumed = request.start()
+        self.counters.cached += hits
+        self.counters.resumed += resumed
 
     def _submit(self, draft: Draft) -> StepPlan:
         step_id = self._next_step

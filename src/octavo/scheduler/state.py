@@ -115,14 +115,20 @@ class RequestState:
         self.status = Status.RUNNING
         self.resumed_at = len(self.tokens)
 
-    def start(self) -> None:
-        """The counter starts behind what the prefix cache holds; again when more of it has come from a tier."""
-        matched = self.kv.matched
+    def start(self) -> tuple[int, int]:
+        """The counter starts behind what the prefix cache holds; again when more of it has come from a tier.
+
+        Returns the positions of the prompt that need not be computed (hits), and those that the request had before a
+        preemption and found again: they are no hits.
+        """
+        before, once = self.num_computed, self.computed_once
         # The last position is always computed: its logits draw the next token.
-        self.num_computed = min(matched, len(self.tokens) - 1)
-        if not self.preemptions:
-            size = self.kv.chain.context.block_size
-            self.cached_tokens = min(matched, (self.num_prompt - 1) // size * size)
+        self.num_computed = found = min(self.kv.matched, len(self.tokens) - 1)
+        self.computed_once = max(once, found)
+        hits = max(0, min(found, self.num_prompt) - once)
+        if hits or not (once or self.preemptions):
+            self.cached_tokens = (self.cached_tokens or 0) + hits
+        return hits, max(0, min(found, once) - before)
 
     def preempt(self) -> None:
         """Pages are gone; everything known will be computed again."""
