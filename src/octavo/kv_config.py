@@ -30,6 +30,8 @@ class KVConfig:
     """Directory that keeps evicted blocks. None: evicted blocks are gone."""
     disk_bytes: int | None = None
     """Bytes of its files at most. None: DISK_BYTES where `disk` is set."""
+    verify_prefix_cache: bool = False
+    """On: every hit is compared with a second record of what was published (debugging)."""
     pin_tokens: int = 0
     """Tokens of cached prefixes that may be pinned; requests count as if they were. 0: none."""
 

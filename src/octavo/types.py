@@ -192,6 +192,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of admitted requests, each once: what the prefix cache was asked for."""
     resumed_tokens: int = 0
     """Positions that a preempted request had before and found again."""
+    refused_hits: int = 0
+    """Hits that `--verify-prefix-cache` found wrong; any is a fault of the engine."""
     evicted_blocks: int = 0
     """Cached blocks given up for others."""
     pinned_blocks: int = 0

@@ -100,3 +100,14 @@ def test_the_metrics_tell_the_hits_that_replies_do(tiny: Server) -> None:
     assert (queries, hits, computed) == (300, sum(told), 300 - sum(told))
     assert told == [0, 96, 96]
     assert tiny.metric("octavo_resumed_tokens_total") == 0
+
+
+def test_the_same_message_in_another_template_is_no_hit(tiny: Server) -> None:
+    text = "The tide turns at noon and the boats come in with it. " * 4
+
+    def cached(answer: Any) -> int:
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(tiny.chat(text, max_tokens=1)) == 0
+    assert cached(tiny.chat(text, max_tokens=1)) >= 32
+    assert cached(tiny.complete(prompt=f"[INST] {text} [/INST]", max_tokens=1)) == 0

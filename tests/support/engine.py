@@ -37,6 +37,7 @@ class Rig:
         paged: bool = True,
         prefix_cache: bool = True,
         pin_tokens: int = 0,
+        verify: bool = False,
         **scheduler: object,
     ) -> None:
         kv = KVConfig(
@@ -45,6 +46,7 @@ class Rig:
             paged=paged,
             prefix_cache=prefix_cache,
             pin_tokens=pin_tokens,
+            verify_prefix_cache=verify,
         )
         scheduler = {"order": "priority", **scheduler}
         config = EngineConfig(

@@ -167,6 +167,9 @@ _OPTIONS = [
         show_default=True,
         help="An engine in which nothing moves for so long is ended, and started again; 0: never.",
     ),
+    click.option(
+        "--verify-prefix-cache", is_flag=True, help="Compare every cached block's tokens before it is used (debugging)."
+    ),
     click.option("--validate-kv", is_flag=True, help="Recount every KV block after each step (slow)."),
 ]
 
@@ -211,6 +214,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             disk=values["kv_disk"],
             disk_bytes=values["kv_disk_bytes"],
             pin_tokens=values["pin_tokens"],
+            verify_prefix_cache=values["verify_prefix_cache"],
         ),
         scheduler=SchedulerConfig(
             policy=values["policy"],

@@ -159,6 +159,7 @@ class EngineCore:
             cached_prompt_tokens=counters.cached,
             prefix_queries=counters.queries if self._config.kv.prefix_cache else 0,
             resumed_tokens=counters.resumed,
+            refused_hits=sum(group.cache.mismatches for group in groups),
             evicted_blocks=sum(group.cache.evictions for group in groups),
             pinned_blocks=self.pins.blocks,
             recomputed_tokens=counters.recomputed,

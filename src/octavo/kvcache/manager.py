@@ -30,6 +30,7 @@ from octavo.kvcache.keys import KeyContext, pack_tokens
 from octavo.kvcache.prefix_cache import AnyEntry
 from octavo.kvcache.tiers.tier import Load, NoTier, Tier, Want
 from octavo.kvcache.tiers.wire import Cached
+from octavo.kvcache.verify import VerifyingCache
 from octavo.types import KVGroupSpec, ModelInfo
 
 NewBlocks = tuple[tuple[int, ...], ...]
@@ -407,4 +408,7 @@ def make_kv(
         make_group(total, config.prefix_cache, _window(spec, lead, size), config.eviction)
         for total, spec in zip(num_blocks, info.kv_groups, strict=True)
     ]
+    if config.verify_prefix_cache and config.prefix_cache:
+        for group in groups:
+            group.cache = VerifyingCache(group.cache)
     return KVManager(groups, size, identity, config.prefix_scope == "shared", tier)

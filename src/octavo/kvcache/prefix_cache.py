@@ -76,6 +76,8 @@ class PrefixCache(Protocol):
     """Called for every entry that leaves, while its block still holds what it did."""
     evictions: int
     """Blocks given up so far."""
+    mismatches: int
+    """Hits that a check refused (verify.py)."""
 
     def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
         """The cached blocks of `tokens`, from the first; None for one that is missing while later ones are there.
@@ -116,7 +118,7 @@ class NoPrefixCache:
 
     def __init__(self) -> None:
         self.spill: Spill | None = None
-        self.evictions = 0
+        self.evictions = self.mismatches = 0
 
     def match(self, chain: KeyChain, tokens: Sequence[int]) -> Sequence[AnyEntry | None]:
         return []
@@ -151,7 +153,7 @@ class _Kept(Generic[E]):
 
     def __init__(self, pool: BlockPool) -> None:
         self.spill: Spill | None = None
-        self.evictions = 0
+        self.evictions = self.mismatches = 0
         self._pool = pool
         self._entries: dict[bytes, E] = {}
         self._by_block: dict[int, E] = {}

@@ -30,6 +30,7 @@ _COUNTERS = {
     "prefix_queries": ("octavo_prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
     "cached_prompt_tokens": ("octavo_cached_prompt_tokens", "Prompt tokens taken from the prefix cache: hits."),
     "resumed_tokens": ("octavo_resumed_tokens", "Positions found again after a preemption; no hits."),
+    "refused_hits": ("octavo_prefix_cache_refused_hits", "Hits that --verify-prefix-cache found wrong."),
     "evicted_blocks": ("octavo_prefix_cache_evictions", "Cached blocks given up for others."),
     "recomputed_tokens": ("octavo_recomputed_tokens", "Positions computed again after a preemption."),
     "generated_tokens": ("octavo_generated_tokens", "Tokens generated."),
