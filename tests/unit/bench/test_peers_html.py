@@ -147,3 +147,15 @@ def test_a_stored_result_is_checked_when_it_is_read(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ConfigError, match="octavo bench peers --json wrote works"):
         read(str(path))
+
+
+def test_ratios_of_too_few_rounds_are_no_results_in_the_page() -> None:
+    values = copy.deepcopy(STORED)
+    for ratio in values["ratios"]:
+        ratio.update(value=None, low=None, high=None, pairs=None, verdict="no result")
+    text = Page(report_html(values)).text
+    assert text.count("too few rounds no result") == len(values["ratios"])
+
+
+def test_what_could_not_take_part_is_told(page: Page) -> None:
+    assert STORED["problems"] and all(line in page.text for line in STORED["problems"])

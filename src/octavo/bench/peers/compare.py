@@ -136,9 +136,9 @@ class _Turns:
                 self._load(Worker(contender, guard, log_of(contender)))
             for work in self._works:
                 prompts = _prompts(work, vocab, self._rng.getrandbits(48))
-                for worker in list(self._active):
+                for worker in self._doing(work):
                     self._say(f"warming up {worker.contender.name}: {work.name}")
-                    self._turn(worker, prompts, min(work.output, 4))
+                    self._turn(worker, prompts[: work.streams], min(work.output, 4), None)
             for number in range(rounds):
                 for work in self._works:
                     samples += self._round(number, rounds, work, vocab)
@@ -154,7 +154,8 @@ class _Turns:
         try:
             worker.start()
             seen.facts = worker.wait_ready(READY_SECONDS)
-            seen.start_seconds = worker.start_seconds
+            # A server is a child of its worker, which knows when it was started.
+            seen.start_seconds = float(seen.facts.pop("start_seconds", worker.start_seconds))
             worker.pause()
         except WorkerError as error:
             self._lose(worker, error)
@@ -165,11 +166,15 @@ class _Turns:
         self._seen[worker.contender.name].problem = str(error)
         self._say(str(error))
 
-    def _turn(self, worker: Worker, prompts: list[list[int]], output: int) -> Timing | None:
+    def _doing(self, work: Work) -> list[Worker]:
+        """Those that are driven the work's way."""
+        return [worker for worker in self._active if worker.contender.way == work.way]
+
+    def _turn(self, worker: Worker, prompts: list[list[int]], output: int, users: int | None) -> Timing | None:
         """One run, between going on and being stopped; None where the worker was lost."""
         try:
             worker.resume()
-            timing = worker.run(prompts, output, RUN_SECONDS)
+            timing = worker.run(prompts, output, RUN_SECONDS, users)
             worker.pause()
         except WorkerError as error:
             self._lose(worker, error)
@@ -179,16 +184,17 @@ class _Turns:
     def _round(self, number: int, rounds: int, work: Work, vocab: int) -> list[Sample]:
         prompts = _prompts(work, vocab, self._rng.getrandbits(48))
         others = _prompts(work, vocab, self._rng.getrandbits(48))
-        order = list(self._active)
+        order = self._doing(work)
+        users = work.streams if work.requests else None
         self._rng.shuffle(order)
         samples = []
         for turn, worker in enumerate(order):
             name = worker.contender.name
             self._say(f"round {number + 1} of {rounds}, {work.name}: {name}")
-            timing = self._turn(worker, prompts, work.output)
+            timing = self._turn(worker, prompts, work.output, users)
             first_run = None
             if timing is not None and timing.first is None:
-                alone = self._turn(worker, others, 1)
+                alone = self._turn(worker, others, 1, None)
                 first_run = None if alone is None else alone.seconds
             if timing is None or worker not in self._active:
                 continue
@@ -207,5 +213,5 @@ def log_of(contender: Contender) -> Path:
 
 
 def _prompts(work: Work, vocab: int, seed: int) -> list[list[int]]:
-    made = random_workload(work.streams, work.prompt, constant(work.output), vocab, seed)
+    made = random_workload(work.count, work.prompt, constant(work.output), vocab, seed)
     return [list(item.prompt) for item in made.items]

@@ -20,18 +20,27 @@ WORKERS = Path(__file__).parent / "workers"
 
 @dataclass(frozen=True)
 class Work:
-    """Requests handed in at once, all of one length, with exactly `output` tokens for each."""
+    """Requests of one length, with exactly `output` tokens for each: handed in at once, or in a closed loop."""
 
     name: str
     streams: int
     prompt: int
     output: int
     figure: str
-    """Which rate the table compares: "decode" or "prefill"."""
+    """Which rate the table compares: "decode", "prefill", or "output" (of the whole run, prompts included)."""
+    way: str = "offline"
+    """Only contenders that are driven this way do it."""
+    requests: int = 0
+    """More than streams: a closed loop, in which each stream sends its next request when its last is answered."""
 
     @property
     def unit(self) -> str:
-        return "output tokens a second" if self.figure == "decode" else "prompt tokens a second"
+        return "prompt tokens a second" if self.figure == "prefill" else "output tokens a second"
+
+    @property
+    def count(self) -> int:
+        """Of all requests."""
+        return self.requests or self.streams
 
     @property
     def kv_tokens(self) -> int:
@@ -133,7 +142,7 @@ class Sample:
     extra: dict[str, float]
 
     def rate(self, figure: str) -> float:
-        return self.decode_rate if figure == "decode" else self.prefill_rate
+        return {"decode": self.decode_rate, "prefill": self.prefill_rate, "output": self.output_rate}[figure]
 
 
 def rates(work: Work, timing: Timing, first_run: float | None) -> tuple[float, float, float]:
@@ -141,15 +150,15 @@ def rates(work: Work, timing: Timing, first_run: float | None) -> tuple[float, f
 
     first_run: seconds of a run of its own with one output token, where the timing holds no first tokens.
     """
-    tokens = work.streams * work.output
+    tokens = work.count * work.output
     if timing.first is not None and timing.last is not None:
         begin, end = max(timing.first), max(timing.last)
-        late = timing.late if timing.late is not None else tokens - work.streams
+        late = timing.late if timing.late is not None else tokens - work.count
     else:
         assert first_run is not None
-        begin, end, late = first_run, timing.seconds, tokens - work.streams
+        begin, end, late = first_run, timing.seconds, tokens - work.count
     decode = late / (end - begin) if work.output > 1 and end > begin else 0.0
-    return work.streams * work.prompt / begin, decode, tokens / timing.seconds
+    return work.count * work.prompt / begin, decode, tokens / timing.seconds
 
 
 def offline(peer: str, form: str, model: Path, environment: Environment | None, room: Room) -> Contender:

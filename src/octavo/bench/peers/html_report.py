@@ -52,7 +52,7 @@ def report_html(values: dict[str, Any]) -> str:
         sections=[_section(result, way) for way in result.ways()],
         costs=_costs(result),
         contenders=result.contenders,
-        problems=[one for one in result.contenders if one.problem],
+        problems=[*result.problems, *(f"{one.name}: {one.problem}" for one in result.contenders if one.problem)],
         drawn=_drawn,
         limits=None if any(line.startswith("limits") for line in result.lines) else result.machine.get("limits"),
     )
@@ -85,13 +85,15 @@ def _findings(result: Result) -> Iterable[str]:
         top = max(rows, key=lambda row: row.median, default=None)
         if top is not None and top.contender == ratio.octavo:
             lowest = best.get(key)
-            if lowest is None or ratio.value < lowest.value:
+            if lowest is None or ratio.median < lowest.median:
                 best[key] = ratio
     for ratio in best.values():
         unclear = "" if ratio.verdict in ("more", "less") else f": {ratio.verdict}"
+        interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+        value = ratio.median if ratio.value is None else ratio.value
         yield (
-            f"{result.work(ratio.work).text}, {ratio.figure}: {ratio.octavo} is {ratio.value:.2f} times "
-            f"({ratio.low:.2f} to {ratio.high:.2f}) as fast as {ratio.best_form}, the fastest of the peers{unclear}"
+            f"{result.work(ratio.work).text}, {ratio.figure}: {ratio.octavo} is {value:.2f} times{interval} as fast as "
+            f"{ratio.best_form}, the fastest of the peers{unclear}"
         )
 
 
@@ -119,7 +121,7 @@ def _ratio_plots(result: Result, way: str) -> Iterable[Drawing]:
                 f"against {peer}",
                 _tone(result, peer),
                 tuple(
-                    (f"{ratio.figure}: {_short(result, ratio.work)}", Point(ratio.value, ratio.low, ratio.high))
+                    (f"{ratio.figure}: {_short(result, ratio.work)}", _interval(ratio))
                     for ratio in ratios
                     if (ratio.octavo, ratio.peer) == (name, peer)
                 ),
@@ -127,6 +129,13 @@ def _ratio_plots(result: Result, way: str) -> Iterable[Drawing]:
             for peer in peers
         ]
         yield plots.ratios(f"{way}-ratio{number}", f"{name} over each peer's best form", _filled(series))
+
+
+def _interval(ratio: RatioRead) -> Point:
+    """A point without arms where there is no interval."""
+    if ratio.value is None or ratio.low is None or ratio.high is None:
+        return _exactly(ratio.median)
+    return Point(ratio.value, ratio.low, ratio.high)
 
 
 def _tone(result: Result, peer: str) -> int:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.peers.contender import Contender, Room, Work, changes, offline
+from octavo.bench.peers.contender import WORKERS, Contender, Room, Work, changes, offline
 from octavo.bench.peers.environments import Environment
 
 SERVED = ("octavo", "vllm", "llamacpp")
@@ -60,6 +60,11 @@ def http(peer: str, form: str, model: Path, environment: Environment | None, roo
     )
 
 
+def vllm_command(environment: Environment) -> list[str]:
+    """How vLLM's own command is started."""
+    return [str(environment.python), str(WORKERS / "vllm_command.py")]
+
+
 def _command(peer: str, model: Path, environment: Environment | None, room: Room) -> list[str]:
     address = ["--host", "127.0.0.1", "--port", "{port}"]
     if peer == "octavo":
@@ -75,7 +80,7 @@ def _command(peer: str, model: Path, environment: Environment | None, room: Room
         ]
     assert environment is not None
     if peer == "vllm":
-        command = [str(environment.python.with_name("vllm")), "serve", str(model), *address, "--dtype", "bfloat16"]
+        command = [*vllm_command(environment), "serve", str(model), *address, "--dtype", "bfloat16"]
         command += ["--max-model-len", str(room.max_context), "--max-num-seqs", str(room.max_streams)]
         command += ["--max-num-batched-tokens", str(max(room.chunk, room.max_context)), "--seed", "0"]
         return [*command, "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]

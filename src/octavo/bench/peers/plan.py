@@ -13,6 +13,7 @@ from pathlib import Path
 from octavo.bench.peers.contender import FULL, QUICK, Contender, Room, Work, offline, room_for
 from octavo.bench.peers.environments import PEERS, Environment, Say, find
 from octavo.bench.peers.forms import FORMS, Form, FormError, prepare
+from octavo.bench.peers.http import HTTP_FULL, HTTP_QUICK, NO_SERVER, http
 from octavo.bench.stats import LEAST_PAIRS
 from octavo.config import ConfigError
 from octavo.models.checkpoint import open_checkpoint
@@ -20,6 +21,7 @@ from octavo.models.checkpoint import open_checkpoint
 QUICK_ROUNDS = LEAST_PAIRS
 FULL_ROUNDS = 10
 _SMALL = "octavo"
+WAYS = ("offline", "http")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ def read_source(path: Path) -> Source:
         checkpoint.close()
 
 
-def choose_works(names: Sequence[str], quick: bool) -> tuple[Work, ...]:
-    works = {work.name: work for work in (QUICK if quick else FULL)}
+def choose_works(names: Sequence[str], quick: bool, ways: Sequence[str] = WAYS) -> tuple[Work, ...]:
+    every = (*QUICK, *HTTP_QUICK) if quick else (*FULL, *HTTP_FULL)
+    works = {work.name: work for work in every if work.way in ways}
     unknown = [name for name in names if name not in works]
     if unknown:
         raise ConfigError(f"--workloads {','.join(unknown)} is not known; one of {', '.join(works)} would work")
@@ -107,8 +110,13 @@ def make_plan(
             problems[f"{form.peer}:{form.name}"] = f"{form.peer}: {error}"
             continue
         shown = source.kind if form.name == "file" else form.name
-        made = offline(form.peer, shown, path, environments.get(form.peer), room)
-        if form.peer == "openvino" and kv:
-            made = replace(made, load={**made.load, "kv": kv})
-        contenders.append(made)
+        for way in sorted({work.way for work in works}, reverse=True):
+            if way == "http" and form.peer in NO_SERVER:
+                problems[f"{form.peer} http"] = f"{form.peer} http: {NO_SERVER[form.peer]}"
+                continue
+            make = http if way == "http" else offline
+            made = make(form.peer, shown, path, environments.get(form.peer), room)
+            if form.peer == "openvino" and kv:
+                made = replace(made, load={**made.load, "kv": kv})
+            contenders.append(made)
     return Plan(tuple(contenders), works, room, environments, tuple(problems.values()))

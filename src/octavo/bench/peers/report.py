@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.machine import Limits, as_json, header
-from octavo.bench.offline import NOISY, noise
+from octavo.bench.machine import NOISY, Limits, as_json, header, noise
 from octavo.bench.peers.compare import Comparison
 from octavo.bench.peers.contender import Contender, Sample, Work
 from octavo.bench.stats import LEAST_PAIRS, Ratio, Spread, paired_ratio, spread

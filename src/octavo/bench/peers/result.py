@@ -83,10 +83,13 @@ class RatioRead(msgspec.Struct, frozen=True):
     octavo: str
     peer: str
     best_form: str
-    value: float
-    low: float
-    high: float
-    pairs: int
+    median: float
+    """Of the rounds' ratios."""
+    value: float | None
+    """This and the next three are None where there were too few rounds for an interval."""
+    low: float | None
+    high: float | None
+    pairs: int | None
     verdict: str
 
 
@@ -107,6 +110,8 @@ class Result(msgspec.Struct, frozen=True):
     samples: list[SampleRead]
     rows: list[RowRead]
     ratios: list[RatioRead]
+    problems: list[str] = []
+    """What could not take part at all."""
 
     def work(self, name: str) -> WorkRead:
         return next(work for work in self.works if work.name == name)

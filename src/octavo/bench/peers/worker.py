@@ -73,10 +73,11 @@ class Worker:
         facts: dict[str, Any] = reply["facts"]
         return facts
 
-    def run(self, prompts: list[list[int]], output: int, timeout: float) -> Timing:
-        """Raises WorkerError also where an answer has another length than was asked for."""
+    def run(self, prompts: list[list[int]], output: int, timeout: float, users: int | None = None) -> Timing:
+        """users: of a closed loop; None: all at once. WorkerError also where an answer has not the length asked."""
         assert not self.paused
-        self._send({"run": {"prompts": prompts, "output": output}})
+        loop = {} if users is None else {"users": users}
+        self._send({"run": {"prompts": prompts, "output": output, **loop}})
         found = self._reply("run", timeout)
         counts = tuple(int(count) for count in found["counts"])
         if counts != (output,) * len(prompts):

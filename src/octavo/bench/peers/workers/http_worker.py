@@ -32,8 +32,8 @@ _PATH = "/v1/completions"
 
 
 class HttpServer:
-    """See `loop.py`. Settings: the server's `command` with `{port}` in it, the path that answers 200 when it is `ready`,
-    and `fields` of every request's body."""
+    """See `loop.py`. Settings: the server's `command` with `{port}` in it, the path that answers 200 when it is
+    `ready`, and `fields` of every request's body."""
 
     _process: subprocess.Popen[bytes] | None = None
 

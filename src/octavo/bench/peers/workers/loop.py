@@ -6,6 +6,7 @@ standard error, and the protocol keeps a copy that children do not inherit.
 
     {"load": settings}                        -> {"ready": {"seconds": s, "facts": {...}}}
     {"run": {"prompts": [[id]], "output": n}} -> {"run": {"seconds", "first", "last", "late", "counts", "extra"}}
+      (and "users" where a server is asked in a closed loop)
     whatever fails                            -> {"failed": "one line"}
 """
 
@@ -18,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, Protocol
 
 _PR_SET_PDEATHSIG = 1
@@ -29,8 +31,9 @@ class Engine(Protocol):
     def load(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Facts for the report."""
 
-    def run(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
-        """Exactly `output` tokens for each prompt, all handed in at once; the fields of a timing."""
+    @property
+    def run(self) -> Callable[..., dict[str, Any]]:
+        """(prompts, output): exactly `output` tokens a prompt, all handed in at once; gives a timing's fields."""
 
     def close(self) -> None:
         """After the last run."""
@@ -64,7 +67,7 @@ def _answer(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
             facts = engine.load(message["load"])
             return {"ready": {"seconds": time.perf_counter() - began, "facts": facts}}
         work = message["run"]
-        return {"run": engine.run(work["prompts"], work["output"])}
+        return {"run": engine.run(**work)}
     except Exception as error:
         traceback.print_exc()
         lines = str(error).strip().splitlines()
