@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from octavo.bench.peers.contender import Room, Work
+from octavo.bench.peers.contender import Work
 from octavo.bench.peers.environments import Environment
 from octavo.bench.peers.own import CASES, Agreement, Case, Own, measure_own, own_room
 from octavo.bench.peers.own_tools import (
     Call,
+    Given,
     ToolError,
     llama_batched,
     llama_bench,
@@ -85,22 +86,24 @@ def test_a_tool_is_asked_for_the_work_that_we_do(tmp_path: Path) -> None:
     environment = Environment("x", tmp_path, {})
     for case in CASES:
         assert case.work.streams <= room.max_streams and case.work.prompt + case.work.output <= room.max_context
+    given = Given("fp32", tmp_path, environment, room)
     many = Work("w", 8, 100, 50, "output")
-    latency = " ".join(vllm_latency(tmp_path, environment, room, many, 3, tmp_path / "o").command)
+    latency = " ".join(vllm_latency(given, many, 3, tmp_path / "o").command)
     assert "--input-len 100 --output-len 50 --batch-size 8" in latency and "--num-iters 3" in latency
-    throughput = " ".join(vllm_throughput(tmp_path, environment, room, many, 3, tmp_path / "o").command)
+    assert "--dtype float32" in latency
+    throughput = " ".join(vllm_throughput(given, many, 3, tmp_path / "o").command)
     assert "--num-prompts 8" in throughput and "--random-input-len 100 --random-output-len 50" in throughput
     # The first token of an answer comes with its prompt: one step less.
-    batched = " ".join(llama_batched(tmp_path, environment, room, many, 3, tmp_path / "o").command)
+    batched = " ".join(llama_batched(given, many, 3, tmp_path / "o").command)
     assert "-npp 100 -ntg 49 -npl 8,8,8" in batched
-    alone = " ".join(llama_bench(tmp_path, environment, room, Work("w", 1, 100, 50, "decode"), 3, tmp_path / "o").command)
+    alone = " ".join(llama_bench(given, Work("w", 1, 100, 50, "decode"), 3, tmp_path / "o").command)
     assert "-n 49 -d 100 -r 3" in alone
 
 
 def script(code: str) -> object:
     """A tool that runs `code`, which knows the repeats as `n`."""
 
-    def call(model: Path, environment: Environment, room: Room, work: Work, repeats: int, out: Path) -> Call:
+    def call(given: Given, work: Work, repeats: int, out: Path) -> Call:
         return Call((sys.executable, "-c", f"n={repeats}\n{code}"), lambda printed, written: json.loads(printed))
 
     return call

@@ -42,7 +42,7 @@ def http(peer: str, form: str, model: Path, environment: Environment | None, roo
     """A server of the engine with this form."""
     assert peer in SERVED
     alone = offline(peer, form, model, environment, room)
-    command = _command(peer, model, environment, room)
+    command = _command(peer, form, model, environment, room)
     return Contender(
         peer,
         form,
@@ -60,12 +60,17 @@ def http(peer: str, form: str, model: Path, environment: Environment | None, roo
     )
 
 
+def vllm_type(form: str) -> str:
+    """In which vLLM computes."""
+    return "float32" if form == "fp32" else "bfloat16"
+
+
 def vllm_command(environment: Environment) -> list[str]:
     """How vLLM's own command is started."""
     return [str(environment.python), str(WORKERS / "vllm_command.py")]
 
 
-def _command(peer: str, model: Path, environment: Environment | None, room: Room) -> list[str]:
+def _command(peer: str, form: str, model: Path, environment: Environment | None, room: Room) -> list[str]:
     address = ["--host", "127.0.0.1", "--port", "{port}"]
     if peer == "octavo":
         command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), *address]
@@ -80,7 +85,7 @@ def _command(peer: str, model: Path, environment: Environment | None, room: Room
         ]
     assert environment is not None
     if peer == "vllm":
-        command = [*vllm_command(environment), "serve", str(model), *address, "--dtype", "bfloat16"]
+        command = [*vllm_command(environment), "serve", str(model), *address, "--dtype", vllm_type(form)]
         command += ["--max-model-len", str(room.max_context), "--max-num-seqs", str(room.max_streams)]
         command += ["--max-num-batched-tokens", str(max(room.chunk, room.max_context)), "--seed", "0"]
         return [*command, "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]

@@ -24,14 +24,14 @@ from octavo.bench.peers.contender import WORKERS, Contender, Room, Work, changes
 from octavo.bench.peers.environments import Environment
 from octavo.bench.peers.guard import Guard, kill_session
 from octavo.bench.peers.http import http
-from octavo.bench.peers.own_tools import Call, ToolError
+from octavo.bench.peers.own_tools import Call, Given, ToolError
 from octavo.bench.peers.worker import Worker, WorkerError
 from octavo.bench.stats import LEAST_PAIRS, Ratio, Spread, paired_ratio, spread
 from octavo.bench.workload import constant, random_workload
 from octavo.config import child_environment
 
 Say = Callable[[str], None]
-Tool = Callable[[Path, Environment, Room, Work, int, Path], Call]
+Tool = Callable[[Given, Work, int, Path], Call]
 
 NEAR = 0.1
 """Figures this near to each other agree."""
@@ -166,31 +166,29 @@ def measure_own(
                     continue
                 say(f"{peer} {form}: {case.tool}")
                 try:
-                    found.append(_measure(case, form, path, environments[peer], room, (guard, vocab, seed)))
+                    found.append(_measure(case, Given(form, path, environments[peer], room), (guard, vocab, seed)))
                 except (WorkerError, ToolError) as error:
                     found.append(Agreement(peer, form, case.tool, case.work, None, None, None, str(error)))
     return tuple(found), watch.share
 
 
-def _measure(
-    case: Case, form: str, path: Path, environment: Environment, room: Room, common: tuple[Guard, int, int]
-) -> Agreement:
+def _measure(case: Case, given: Given, common: tuple[Guard, int, int]) -> Agreement:
     guard, vocab, seed = common
     make = http if case.way == "http" else offline
-    contender = make(case.peer, form, path, environment, room)
+    contender = make(case.peer, given.form, given.model, given.environment, given.room)
     ours = _Ours(Worker(contender, guard, log_of(contender)), case.work, vocab, seed)
     theirs: _Program | _Ours
     if case.call is None:
         theirs = _Ours(_own_worker(contender, guard), case.work, vocab, seed + 1, "own_decode")
     else:
-        theirs = _Program(case, path, environment, room, guard)
+        theirs = _Program(case, given, guard)
     try:
         a, b = _turns(case, ours, theirs, random.Random(seed))
     finally:
         ours.close()
         theirs.close()
     ratio = paired_ratio(a, b, seed) if len(a) >= LEAST_PAIRS else None
-    return Agreement(case.peer, form, case.tool, case.work, spread(b), spread(a), ratio)
+    return Agreement(case.peer, given.form, case.tool, case.work, spread(b), spread(a), ratio)
 
 
 def _turns(case: Case, ours: _Ours, theirs: _Program | _Ours, rng: random.Random) -> tuple[list[float], list[float]]:
@@ -253,11 +251,9 @@ class _Ours:
 class _Program:
     """A tool that is started anew for each turn, in a session of its own."""
 
-    def __init__(self, case: Case, path: Path, environment: Environment, room: Room, guard: Guard) -> None:
+    def __init__(self, case: Case, given: Given, guard: Guard) -> None:
         self._case = case
-        self._path = path
-        self._environment = environment
-        self._room = room
+        self._given = given
         self._guard = guard
 
     def start(self) -> None:
@@ -267,12 +263,12 @@ class _Program:
         assert self._case.call is not None
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "result.json"
-            call = self._case.call(self._path, self._environment, self._room, self._case.work, count, out)
+            call = self._case.call(self._given, self._case.work, count, out)
             return call.rates(self._run(call.command, Path(folder) / "log"), out)
 
     def _run(self, command: Sequence[str], log: Path) -> str:
         """Its standard output. ToolError with the last line of the other where it fails."""
-        settings = child_environment(**changes(self._case.peer, self._room), PYTHONPATH="")
+        settings = child_environment(**changes(self._case.peer, self._given.room), PYTHONPATH="")
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 command,

@@ -18,13 +18,23 @@ from typing import Any
 
 from octavo.bench.peers.contender import Room, Work
 from octavo.bench.peers.environments import Environment
-from octavo.bench.peers.http import vllm_command
+from octavo.bench.peers.http import vllm_command, vllm_type
 
 _BLOCK = 256
 
 
 class ToolError(RuntimeError):
     """One line: what a tool's output lacks."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A form of a model, its engine, and what the engine is given."""
+
+    form: str
+    model: Path
+    environment: Environment
+    room: Room
 
 
 @dataclass(frozen=True)
@@ -36,40 +46,44 @@ class Call:
     """(standard output, the file that it was told to write) -> a rate a repetition."""
 
 
-def vllm_latency(model: Path, environment: Environment, room: Room, work: Work, repeats: int, out: Path) -> Call:
-    command = [*_vllm(environment, "latency", model, room), "--input-len", str(work.prompt)]
+def vllm_latency(given: Given, work: Work, repeats: int, out: Path) -> Call:
+    command = [*_vllm(given, "latency"), "--input-len", str(work.prompt)]
     command += ["--output-len", str(work.output), "--batch-size", str(work.streams), "--num-iters-warmup", "1"]
     command += ["--num-iters", str(repeats), "--disable-detokenize", "--output-json", str(out)]
     return Call(tuple(command), lambda printed, written: read_latency(written.read_text(), work))
 
 
-def vllm_throughput(model: Path, environment: Environment, room: Room, work: Work, repeats: int, out: Path) -> Call:
+def vllm_throughput(given: Given, work: Work, repeats: int, out: Path) -> Call:
     """One value, whatever the repeats: the tool runs once."""
-    command = [*_vllm(environment, "throughput", model, room), "--dataset-name", "random"]
+    command = [*_vllm(given, "throughput"), "--dataset-name", "random"]
     command += ["--random-input-len", str(work.prompt), "--random-output-len", str(work.output)]
     command += ["--random-range-ratio", "0", "--num-prompts", str(work.count), "--num-warmups", str(work.count)]
     command += ["--disable-detokenize", "--output-json", str(out)]
     return Call(tuple(command), lambda printed, written: read_throughput(written.read_text(), work))
 
 
-def _vllm(environment: Environment, which: str, model: Path, room: Room) -> list[str]:
-    command = [*vllm_command(environment), "bench", which, "--model", str(model), "--dtype", "bfloat16"]
+def _vllm(given: Given, which: str) -> list[str]:
+    room = given.room
+    command = [*vllm_command(given.environment), "bench", which, "--model", str(given.model)]
+    command += ["--dtype", vllm_type(given.form)]
     command += ["--max-model-len", str(room.max_context), "--max-num-seqs", str(room.max_streams), "--seed", "0"]
     command += ["--max-num-batched-tokens", str(max(room.chunk, room.max_context)), "--no-enable-prefix-caching"]
     return command
 
 
-def llama_bench(model: Path, environment: Environment, room: Room, work: Work, repeats: int, out: Path) -> Call:
+def llama_bench(given: Given, work: Work, repeats: int, out: Path) -> Call:
     assert work.streams == 1, "llama-bench runs one stream"
-    command = [str(environment.program("llama-bench")), "-m", str(model), "-p", "0", "-n", str(work.output - 1)]
-    command += ["-d", str(work.prompt), "-r", str(repeats), "-t", str(room.threads), "-o", "json"]
+    command = [str(given.environment.program("llama-bench")), "-m", str(given.model)]
+    command += ["-p", "0", "-n", str(work.output - 1), "-d", str(work.prompt)]
+    command += ["-r", str(repeats), "-t", str(given.room.threads), "-o", "json"]
     return Call(tuple(command), lambda printed, written: read_llama_bench(printed))
 
 
-def llama_batched(model: Path, environment: Environment, room: Room, work: Work, repeats: int, out: Path) -> Call:
+def llama_batched(given: Given, work: Work, repeats: int, out: Path) -> Call:
     """The list of batch sizes names this one `repeats` times."""
+    room = given.room
     context = work.streams * -(-(work.prompt + work.output) // _BLOCK) * _BLOCK
-    command = [str(environment.program("llama-batched-bench")), "-m", str(model), "-c", str(context)]
+    command = [str(given.environment.program("llama-batched-bench")), "-m", str(given.model), "-c", str(context)]
     command += ["-b", str(room.chunk), "-ub", "512", "-t", str(room.threads), "-tb", str(room.threads)]
     command += ["-npp", str(work.prompt), "-ntg", str(work.output - 1)]
     command += ["-npl", ",".join([str(work.streams)] * repeats), "--output-format", "jsonl"]
