@@ -1,7 +1,6 @@
 """Engines through their HTTP servers: Octavo's, vLLM's and llama.cpp's, all driven by the client of `bench serve`.
 
-Each server gets what `Room` says: as many requests at once, the same context, all threads, no reuse of prefixes, the
-same token budget of a step. OpenVINO GenAI has no server in its wheel (its server is a product of its own), and takes
+Each server gets what `Room` says: as many requests at once, the same context, all threads, no reuse of prefixes. OpenVINO GenAI has no server in its wheel (its server is a product of its own), and takes
 no part. Work is a closed loop: `streams` users, two requests each, exact token ids, greedy, answers never end early.
 """
 
@@ -75,14 +74,7 @@ def _command(peer: str, form: str, model: Path, environment: Environment | None,
     if peer == "octavo":
         command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), *address]
         command += ["--kv-tokens", str(room.kv_tokens), "--max-num-seqs", str(room.max_streams)]
-        return [
-            *command,
-            "--max-num-batched-tokens",
-            str(room.chunk),
-            "--threads",
-            str(room.threads),
-            "--no-prefix-cache",
-        ]
+        return [*command, "--threads", str(room.threads), "--no-prefix-cache"]
     assert environment is not None
     if peer == "vllm":
         command = [*vllm_command(environment), "serve", str(model), *address, "--dtype", vllm_type(form)]
