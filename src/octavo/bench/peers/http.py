@@ -1,7 +1,8 @@
 """Engines through their HTTP servers: Octavo's, vLLM's and llama.cpp's, all driven by the client of `bench serve`.
 
-Each server gets what `Room` says: as many requests at once, the same context, all threads, no reuse of prefixes. OpenVINO GenAI has no server in its wheel (its server is a product of its own), and takes
-no part. Work is a closed loop: `streams` users, two requests each, exact token ids, greedy, answers never end early.
+Each server gets what `Room` says: as many requests at once, the same context, all threads, no reuse of prefixes.
+OpenVINO GenAI has no server in its wheel (its server is a product of its own), and takes no part. Work is a closed
+loop: `streams` users, two requests each, exact token ids, greedy, answers never end early.
 """
 
 from __future__ import annotations
