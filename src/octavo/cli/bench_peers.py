@@ -152,3 +152,5 @@ def _compare(options: dict[str, Any]) -> None:
     show(lines, result, options["json_path"])
     if options["html_path"] is not None:
         _write_page(result, options["html_path"])
+    if not result["ratios"]:
+        raise SystemExit(1)
