@@ -27,3 +27,24 @@ def test_beladys_rule_beats_lru_where_the_future_is_a_loop() -> None:
     loop = prefix_trace.accesses([Arrival(0.0, (Block(f"{i % 5}", 64),), 1) for i in range(50)])
     lru, best = (prefix_trace.Offline(loop, 8, belady).hits() for belady in (False, True))
     assert lru == 0 and best > 50 * 64 * 0.5
+
+
+def test_paging_wastes_what_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _told(capsys, "paged-waste")
+    details = result["details"]
+    assert details["waste"] < 0.05 and details["waste"] < details["reserved_waste"] / 5
+    assert details["running"] == pytest.approx(details["expected"], rel=0.15)
+
+
+def test_rows_fall_by_exactly_the_hits_and_answers_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _told(capsys, "prefix-hits")["met"]
+
+
+def test_state_machines_run_as_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _told(capsys, "state-machines")
+    assert result["met"], result["details"]["failures"]
+
+
+def test_the_cost_of_a_miss_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _told(capsys, "prefix-no-hit")
+    assert 0 < result["details"]["share"] < 0.05
