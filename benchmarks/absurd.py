@@ -21,17 +21,20 @@ from benchmarks.soak import CHAT, fixed_requests
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import stream_once
 
-STREAMS = 16
 REFUSED_SECONDS = 0.1
 P99_FACTOR = 1.3
 _GIVE_UP_SECONDS = 20.0
 
 
 def absurd(short: bool) -> dict[str, Any]:
-    """1 000 absurd requests over four rounds (short: 220, over one)."""
-    rounds, count, tokens = (1, 2 * len(KINDS), 96) if short else (4, 1000, 240)
+    """1 000 absurd requests over four rounds of 16 streams (short: one of each kind, over one round of 8)."""
+    return measure(8, 1, len(KINDS), 24) if short else measure(16, 4, 1000, 240)
+
+
+def measure(streams: int, rounds: int, count: int, tokens: int) -> dict[str, Any]:
+    """`count` absurd requests over `rounds` rounds, beside so many streams of so many tokens."""
     seed = random.SystemRandom().randrange(2**32)
-    chats = [body for body in fixed_requests(100) if "stop" not in body][:STREAMS]
+    chats = [body for body in fixed_requests(100) if "stop" not in body][:streams]
     bodies = [{**body, "max_tokens": tokens, "ignore_eos": True} for body in chats]
     calm: list[float] = []
     stormy: list[float] = []
