@@ -85,6 +85,8 @@ class SchedulerConfig:
     """Part of the pool that new requests leave free for the growth of those that run."""
     max_queue_requests: int = 4096
     """Requests that may wait; more are refused."""
+    max_queue_tokens: int | None = None
+    """Prompt tokens that may wait in a server. None: no end."""
     max_queue_seconds: float | None = None
     """Longest wait for a first admission; then the request ends with an error. None: no end."""
 
@@ -294,6 +296,8 @@ def check_choices(config: EngineConfig) -> None:
         between("--target-itl-ms", config.scheduler.target_itl_ms, 0.1, 600_000)
         if not config.scheduler.chunked_prefill:
             raise ConfigError("--target-itl-ms sets the size of chunks; leave --no-chunked-prefill out")
+    if config.scheduler.max_queue_tokens is not None:
+        between("--max-queue-tokens", config.scheduler.max_queue_tokens, 1, MAX_POOL_TOKENS)
     if config.scheduler.max_queue_seconds is not None:
         between("--max-queue-seconds", config.scheduler.max_queue_seconds, 0.001, 86_400)
     if not TILE <= config.kv.block_size <= MAX_BLOCK:

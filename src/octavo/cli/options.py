@@ -154,6 +154,7 @@ _OPTIONS = [
         show_default=True,
         help="Requests that may wait; more are refused.",
     ),
+    click.option("--max-queue-tokens", type=int, default=None, help="Prompt tokens that may wait in a server [none]."),
     click.option("--max-queue-seconds", type=float, default=None, help="Longest wait before a request starts [none]."),
     click.option("--backend", default="cpu", show_default=True, help="cpu or reference (NumPy, slow)."),
     click.option("--isa", default=None, help="amx, avx512, avx2 or portable [the best the machine has]."),
@@ -228,6 +229,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             partial_preemption=values["partial_preemption"],
             watermark=values["watermark"],
             max_queue_requests=values["max_queue_requests"],
+            max_queue_tokens=values["max_queue_tokens"],
             max_queue_seconds=values["max_queue_seconds"],
         ),
         execution=ExecutionConfig(

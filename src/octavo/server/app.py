@@ -101,6 +101,7 @@ class GenerateEndpoint(ABC):
         service = self._service
         assert service.text is not None
         responder = Responder(job, self.shape(job), service.text.tokens, service.metrics, arrived, client.spend)
+        service.backlog.enter(job.requests)
         deltas = service.client.submit(job.requests)
         watcher = asyncio.create_task(watch(receive, deltas))
         task = asyncio.current_task()
@@ -117,6 +118,7 @@ class GenerateEndpoint(ABC):
             scope["extensions"]["octavo.abort"]()
         finally:
             deltas.close()
+            service.backlog.leave(job.requests)
             watcher.cancel()
             for choice in job.choices.values():
                 if not choice.done:

@@ -23,13 +23,14 @@ from octavo.models.spec import ModelError
 from octavo.models.tokenizer import load_tokenizer
 from octavo.observability.metrics import Metrics
 from octavo.server.answer import StalledSends
+from octavo.server.backlog import Backlog
 from octavo.server.body import Buffered
 from octavo.server.errors import ApiError
 from octavo.server.gate import Access
 from octavo.server.job import Job, JobMaker
 from octavo.server.params import ModelLimits
 from octavo.server.text import ModelText, load_text
-from octavo.types import Progress, Ready, SamplingDefaults
+from octavo.types import Progress, Ready, SamplingDefaults, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +64,11 @@ class Service:
         self.stalled = StalledSends(config.send_seconds, config.max_queued_tokens)
         self.buffered = Buffered()
         self.access = Access(config)
+        self.backlog = Backlog(engine.scheduler)
         self.client = AsyncEngineClient(
             engine,
             on_progress=self._progress,
-            on_step=self.metrics.step,
+            on_step=self._step,
             on_restart=self.metrics.restarted,
             on_failed=on_failure,
             command=command,
@@ -166,33 +168,32 @@ class Service:
         health = self.client.health()
         if health in (Health.RESTARTING, Health.STUCK):
             return health.value
-        return "full" if self._room() <= 0 else "ready"
+        return "full" if self.backlog.full(self.client.num_open()) else "ready"
 
-    def _room(self) -> int:
-        """Requests that can still be taken."""
-        scheduler = self.engine.scheduler
-        return scheduler.max_num_seqs + scheduler.max_queue_requests - self.client.num_open()
+    def _step(self, output: StepOutput) -> None:
+        self.metrics.step(output)
+        self.backlog.step(output)
 
     def admit(self) -> JobMaker:
-        """What makes jobs; a 503 where none can be taken now. While the engine is started again, jobs wait for it."""
+        """What makes jobs; 503 where none are made now, 429 where the queue is full whatever comes.
+
+        While the engine is started again, jobs wait for it.
+        """
         status = self.status()
-        if status in (Health.RESTARTING, Health.STUCK):
-            status = "full" if self._room() <= 0 else "ready"
-        if status == "ready":
+        if status in ("ready", "full", Health.RESTARTING, Health.STUCK):
+            self.backlog.check(self.client.num_open())
             assert self.maker is not None
             return self.maker
         reasons = {
             "starting": f"The model is not ready yet ({self.doing or 'loading'}); try again in a moment.",
             "draining": STOPPING,
-            "full": "Too many requests are waiting; try again in a moment.",
             "failed": f"The engine cannot run: {self.client.failure}",
         }
         raise ApiError(reasons[status], status=503, code=status)
 
     def check_room(self, job: Job) -> None:
         """The queue holds all of a job or nothing of it."""
-        if len(job.requests) > self._room():
-            raise ApiError("Too many requests are waiting; try again in a moment.", status=503, code="full")
+        self.backlog.check(self.client.num_open(), len(job.requests), sum(job.prompt_tokens))
 
 
 async def _in_thread(work: Callable[[], ModelConfig]) -> ModelConfig:

@@ -1,0 +1,105 @@
+"""Room in the queue is known in the API process: refusals come at once and say when to come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.config import SchedulerConfig
+from octavo.server.backlog import Backlog
+from octavo.server.errors import ApiError
+from octavo.types import EngineStats, NewRequest, StepOutput, TokenDelta
+from tests.support.ledger import make_request
+
+STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0) | {"step_prices": (0.0,) * 4})
+
+
+class Hands:
+    """A clock that is moved."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _backlog(**fields: Any) -> tuple[Backlog, Hands]:
+    clock = Hands()
+    return Backlog(SchedulerConfig(max_num_seqs=2, **fields), clock), clock
+
+
+def _requests(first: int, count: int, prompt: int = 10) -> list[NewRequest]:
+    return [make_request(first + i, [5] * prompt, 4) for i in range(count)]
+
+
+def _begin(*ids: int) -> StepOutput:
+    return StepOutput([TokenDelta(i, [7]) for i in ids], STATS)
+
+
+def _refusal(backlog: Backlog, *asked: int) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        backlog.check(*asked)
+    assert caught.value.status == 429 and caught.value.code == "queue_full"
+    return caught.value
+
+
+def test_requests_are_bounded_running_ones_apart() -> None:
+    backlog, _ = _backlog(max_queue_requests=3)
+    backlog.enter(_requests(0, 4))
+    backlog.check(4)
+    backlog.check(4, 1)
+    assert "--max-queue-requests" in _refusal(backlog, 4, 2).message
+    backlog.enter(_requests(4, 1))
+    assert backlog.full(5)
+    _refusal(backlog, 5)
+
+
+def test_tokens_are_bounded_and_one_request_alone_is_always_taken() -> None:
+    backlog, _ = _backlog(max_queue_tokens=100)
+    backlog.check(0, 1, 5000)
+    backlog.enter(_requests(0, 1, prompt=5000))
+    assert backlog.full(1)
+    assert "--max-queue-tokens" in _refusal(backlog, 1).message
+    backlog.step(_begin(0))
+    assert backlog.tokens == 0
+    backlog.enter(_requests(1, 2, prompt=40))
+    backlog.check(3, 1, 20)
+    _refusal(backlog, 3, 1, 21)
+
+
+def test_further_choices_of_a_prompt_cost_nearly_nothing() -> None:
+    backlog, _ = _backlog(max_queue_tokens=100)
+    backlog.enter([make_request(i, [5] * 80, 4, choice=i) for i in range(8)])
+    assert backlog.tokens == 87
+
+
+def test_what_leaves_unheard_is_forgotten() -> None:
+    backlog, _ = _backlog()
+    requests = _requests(0, 3)
+    backlog.enter(requests)
+    backlog.step(_begin(1))
+    backlog.leave(requests)
+    backlog.leave(requests)
+    assert (backlog.requests, backlog.tokens) == (0, 0)
+
+
+def test_retry_after_is_the_time_in_which_those_that_wait_begin() -> None:
+    backlog, clock = _backlog(max_queue_requests=10)
+    assert backlog.retry_after() == 1
+    backlog.enter(_requests(0, 80))
+    for i in range(60):
+        clock.now += 0.5
+        backlog.step(_begin(i))
+    assert backlog.retry_after() == 10
+    assert _refusal(backlog, 99).retry_after == 10
+
+
+def test_a_quiet_hour_is_no_pace() -> None:
+    backlog, clock = _backlog()
+    for i in range(10):
+        clock.now += 360
+        backlog.enter(_requests(i, 1))
+        backlog.step(_begin(i))
+    backlog.enter(_requests(100, 50))
+    assert backlog.retry_after() == 1
