@@ -190,7 +190,7 @@ class EngineCore:
         if self._draining:
             self.scheduler.refuse(request_id, "The engine is shutting down; send the request again in a moment.")
             return
-        refused = refusal(message, self._limits, len(self.scheduler.waiting))
+        refused = refusal(message, self._limits, self.scheduler.waiting.crowd(message.tenant))
         if refused is not None:
             self.scheduler.refuse(request_id, refused.error, refused.code)
             return

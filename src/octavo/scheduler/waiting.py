@@ -46,6 +46,10 @@ class Waiting(Protocol):
         """It was admitted, or has ended."""
         ...
 
+    def crowd(self, tenant: str) -> int:
+        """Requests that wait, as a request of this tenant counts them against the queue's bound."""
+        ...
+
     def first(self) -> RequestState:
         """Who is served next."""
         ...
@@ -83,6 +87,9 @@ class InOrder:
     def remove(self, request: RequestState) -> None:
         take_out(self._queue, request)
         self.tokens -= len(request.tokens)
+
+    def crowd(self, tenant: str) -> int:
+        return len(self._queue)
 
     def first(self) -> RequestState:
         return self._queue[0]
@@ -127,6 +134,15 @@ class FairShare(InOrder):
         if not queue:
             del self._tenants[tenant]
             self._last = self._counters.get(tenant, 0.0)
+
+    def crowd(self, tenant: str) -> int:
+        """As many as there would be if every tenant had as many waiting as this one then, but not more than there are.
+
+        So a tenant with less than its part of a full queue may still come in.
+        """
+        own = self._tenants.get(tenant)
+        count = len(self._tenants) + (own is None)
+        return min(len(self._queue), count * (len(own or ()) + 1) - 1)
 
     def first(self) -> RequestState:
         if len(self._tenants) == 1:

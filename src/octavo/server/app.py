@@ -82,7 +82,7 @@ class GenerateEndpoint(ABC):
         client = client_of(scope)
         client.arrive()
         terms = read_terms(scope, service.config, client.tenant)
-        maker = service.admit()
+        maker = service.admit(terms.tenant)
         body = await read_body(scope, receive, service.config, service.buffered)
         try:
             job = await self.make_job(maker, body, terms)

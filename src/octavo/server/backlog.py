@@ -2,8 +2,11 @@
 
 Counts live in the API process, so a request that finds the queue full is refused before its body is read, whatever the
 engine is doing. Two bounds: requests (`max_queue_requests`, beyond the `max_num_seqs` that may run) and prompt tokens
-(`max_queue_tokens`; a request that would be alone in the queue is always taken). A refusal is 429 with `retry-after`:
-the time in which those that wait will have begun, from the pace at which others began while somebody waited.
+(`max_queue_tokens`; a request that would be alone in the queue is always taken). With `tenant_fairness` a queue that is
+full still takes a tenant's request while that tenant has less than its part of the bound waiting, so nobody who fills
+the queue locks others out; k tenants fill it to 1 + 1/2 + ... + 1/k of the bound at most. A refusal is 429 with
+`retry-after`: the time in which those that wait will have begun, from the pace at which others began while somebody
+waited.
 
 Life: `enter` a job's requests when they are sent; `step` sees the first word of each; `leave` when the job is over.
 Off: bounds that are never reached; `max_queue_tokens = None` is the default.
@@ -21,6 +24,7 @@ from octavo.types import NewRequest, StepOutput
 
 _LONGEST = 60
 """Seconds of retry-after at most."""
+_ENDLESS = 1 << 60
 _NEWEST = 0.1
 """Weight of the newest interval between two starts."""
 
@@ -33,7 +37,11 @@ class Backlog:
         self._most_tokens = config.max_queue_tokens
         self._queue_requests = config.max_queue_requests
         self._clock = clock
-        self._tokens_of: dict[int, int] = {}
+        self._fair = config.tenant_fairness
+        self._waiting: dict[int, tuple[str, int]] = {}
+        """Tenant and prompt tokens of each request that waits."""
+        self._tenants: dict[str, tuple[int, int]] = {}
+        """Requests and prompt tokens that wait, of tenants that have any."""
         self._interval: float | None = None
         """Seconds between two starts while somebody waits."""
         self._last_start: float | None = None
@@ -44,30 +52,33 @@ class Backlog:
     @property
     def requests(self) -> int:
         """Requests that wait."""
-        return len(self._tokens_of)
+        return len(self._waiting)
 
     def full(self, num_open: int) -> bool:
         """No request could be taken, however short."""
         return num_open >= self._most_open or (self._most_tokens is not None and self.tokens >= self._most_tokens)
 
-    def check(self, num_open: int, requests: int = 0, tokens: int = 0) -> None:
+    def check(self, num_open: int, tenant: str = "", requests: int = 0, tokens: int = 0) -> None:
         """429 where so many more requests with so many prompt tokens find no room; 0 of them: before they are known."""
-        if num_open + max(1, requests) > self._most_open:
+        requests, tokens = max(1, requests), max(1, tokens)
+        as_all_requests, as_all_tokens = self._as_all(tenant, requests, tokens)
+        if num_open + requests > self._most_open and as_all_requests > self._queue_requests:
             raise self._refusal(f"{self.requests} requests wait, and --max-queue-requests is {self._queue_requests}")
-        if self._most_tokens is not None and self.tokens and self.tokens + max(1, tokens) > self._most_tokens:
-            raise self._refusal(f"{self.tokens} prompt tokens wait, and --max-queue-tokens is {self._most_tokens}")
+        most = self._most_tokens
+        if most is not None and self.tokens and self.tokens + tokens > most and as_all_tokens > most:
+            raise self._refusal(f"{self.tokens} prompt tokens wait, and --max-queue-tokens is {most}")
 
     def enter(self, requests: Sequence[NewRequest]) -> None:
         """A job was sent. The further choices of a prompt find it computed."""
         for request in requests:
             count = len(request.prompt) if request.choice == 0 else 1
-            self._tokens_of[request.request_id] = count
-            self.tokens += count
+            self._waiting[request.request_id] = (request.tenant, count)
+            self._add(request.tenant, 1, count)
 
     def step(self, output: StepOutput) -> None:
         """What the engine says: who is heard of first has begun."""
         for delta in output.deltas:
-            if delta.request_id in self._tokens_of:
+            if delta.request_id in self._waiting:
                 self._forget(delta.request_id)
                 self._started()
 
@@ -82,7 +93,26 @@ class Backlog:
         return max(1, min(_LONGEST, math.ceil(wait)))
 
     def _forget(self, request_id: int) -> None:
-        self.tokens -= self._tokens_of.pop(request_id, 0)
+        tenant, count = self._waiting.pop(request_id, ("", 0))
+        if count:
+            self._add(tenant, -1, -count)
+
+    def _add(self, tenant: str, requests: int, tokens: int) -> None:
+        self.tokens += tokens
+        before = self._tenants.get(tenant, (0, 0))
+        now = (before[0] + requests, before[1] + tokens)
+        if now[0]:
+            self._tenants[tenant] = now
+        else:
+            del self._tenants[tenant]
+
+    def _as_all(self, tenant: str, requests: int, tokens: int) -> tuple[int, int]:
+        """What the queue would hold if every tenant had as much waiting as this one with so much more."""
+        count = len(self._tenants) + (tenant not in self._tenants)
+        if not self._fair or count == 1:
+            return _ENDLESS, _ENDLESS
+        own_requests, own_tokens = self._tenants.get(tenant, (0, 0))
+        return (own_requests + requests) * count, (own_tokens + tokens) * count
 
     def _started(self) -> None:
         now = self._clock()
@@ -90,7 +120,7 @@ class Backlog:
             interval = now - self._last_start
             before = interval if self._interval is None else self._interval
             self._interval = before + _NEWEST * (interval - before)
-        self._last_start = now if self._tokens_of else None
+        self._last_start = now if self._waiting else None
 
     def _refusal(self, what: str) -> ApiError:
         seconds = self.retry_after()

@@ -174,14 +174,14 @@ class Service:
         self.metrics.step(output)
         self.backlog.step(output)
 
-    def admit(self) -> JobMaker:
+    def admit(self, tenant: str) -> JobMaker:
         """What makes jobs; 503 where none are made now, 429 where the queue is full whatever comes.
 
         While the engine is started again, jobs wait for it.
         """
         status = self.status()
         if status in ("ready", "full", Health.RESTARTING, Health.STUCK):
-            self.backlog.check(self.client.num_open())
+            self.backlog.check(self.client.num_open(), tenant)
             assert self.maker is not None
             return self.maker
         reasons = {
@@ -193,7 +193,7 @@ class Service:
 
     def check_room(self, job: Job) -> None:
         """The queue holds all of a job or nothing of it."""
-        self.backlog.check(self.client.num_open(), len(job.requests), sum(job.prompt_tokens))
+        self.backlog.check(self.client.num_open(), job.requests[0].tenant, len(job.requests), sum(job.prompt_tokens))
 
 
 async def _in_thread(work: Callable[[], ModelConfig]) -> ModelConfig:

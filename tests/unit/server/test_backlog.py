@@ -37,9 +37,9 @@ def _begin(*ids: int) -> StepOutput:
     return StepOutput([TokenDelta(i, [7]) for i in ids], STATS)
 
 
-def _refusal(backlog: Backlog, *asked: int) -> ApiError:
+def _refusal(backlog: Backlog, num_open: int, requests: int = 0, tokens: int = 0, tenant: str = "") -> ApiError:
     with pytest.raises(ApiError) as caught:
-        backlog.check(*asked)
+        backlog.check(num_open, tenant, requests, tokens)
     assert caught.value.status == 429 and caught.value.code == "queue_full"
     return caught.value
 
@@ -48,7 +48,7 @@ def test_requests_are_bounded_running_ones_apart() -> None:
     backlog, _ = _backlog(max_queue_requests=3)
     backlog.enter(_requests(0, 4))
     backlog.check(4)
-    backlog.check(4, 1)
+    backlog.check(4, "", 1)
     assert "--max-queue-requests" in _refusal(backlog, 4, 2).message
     backlog.enter(_requests(4, 1))
     assert backlog.full(5)
@@ -57,14 +57,14 @@ def test_requests_are_bounded_running_ones_apart() -> None:
 
 def test_tokens_are_bounded_and_one_request_alone_is_always_taken() -> None:
     backlog, _ = _backlog(max_queue_tokens=100)
-    backlog.check(0, 1, 5000)
+    backlog.check(0, "", 1, 5000)
     backlog.enter(_requests(0, 1, prompt=5000))
     assert backlog.full(1)
     assert "--max-queue-tokens" in _refusal(backlog, 1).message
     backlog.step(_begin(0))
     assert backlog.tokens == 0
     backlog.enter(_requests(1, 2, prompt=40))
-    backlog.check(3, 1, 20)
+    backlog.check(3, "", 1, 20)
     _refusal(backlog, 3, 1, 21)
 
 
@@ -103,3 +103,19 @@ def test_a_quiet_hour_is_no_pace() -> None:
         backlog.step(_begin(i))
     backlog.enter(_requests(100, 50))
     assert backlog.retry_after() == 1
+
+
+def test_a_tenant_that_fills_the_queue_locks_no_other_out() -> None:
+    backlog, _ = _backlog(max_queue_requests=4, max_queue_tokens=100)
+    many = [make_request(i, [5] * 10, 4, tenant="many") for i in range(6)]
+    backlog.enter(many)
+    _refusal(backlog, 6, tenant="many")
+    backlog.check(6, "few", 2, 20)
+    _refusal(backlog, 6, 3, 30, tenant="few")
+    backlog.enter([make_request(9, [5] * 45, 4, tenant="few")])
+    _refusal(backlog, 7, 1, 60, tenant="few")
+    backlog.leave(many)
+    backlog.check(1, "few", 1, 55)
+    plain, _ = _backlog(max_queue_requests=4, tenant_fairness=False)
+    plain.enter(many)
+    _refusal(plain, 6, tenant="few")
