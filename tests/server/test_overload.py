@@ -15,14 +15,20 @@ import pytest
 
 from tests.support.server import Server, echo_config, serving, wait_until
 
-LONG = {"prompt": "abcdefgh", "max_tokens": 900, "ignore_eos": True}
+LONG = {"prompt": "abcdefgh", "max_tokens": 6000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def narrow(tiny_path: Path) -> Iterator[Server]:
     """One request runs and two wait."""
     what = echo_config(
-        tiny_path, max_num_seqs=1, max_queue_requests=2, max_queue_tokens=400, order="priority", max_queue_seconds=0.6
+        tiny_path,
+        max_model_len=8000,
+        max_num_seqs=1,
+        max_queue_requests=2,
+        max_queue_tokens=400,
+        order="priority",
+        max_queue_seconds=1.2,
     )
     what = replace(what, server=replace(what.server, tenant_header="X-Tenant"))
     with serving(what) as server:
@@ -55,7 +61,7 @@ def _busy(server: Server, waiting: int) -> None:
 
 
 def test_a_full_queue_is_told_at_once_and_the_server_goes_on(narrow: Server) -> None:
-    quick = {**LONG, "deadline_ms": 400}
+    quick = {**LONG, "deadline_ms": 1500}
     with Crowd(narrow, quick, quick, quick):
         _busy(narrow, 2)
         times = []
@@ -73,10 +79,12 @@ def test_a_full_queue_is_told_at_once_and_the_server_goes_on(narrow: Server) -> 
 
 
 def test_prompts_beyond_the_queues_tokens_are_refused(narrow: Server) -> None:
-    with Crowd(narrow, {**LONG, "deadline_ms": 400}, {**LONG, "prompt": [300] * 300, "deadline_ms": 400}):
-        _busy(narrow, 1)
-        refused = narrow.post("/v1/completions", {**LONG, "prompt": [300] * 200})
-        assert refused.status_code == 429 and "--max-queue-tokens" in refused.json()["error"]["message"]
+    with Crowd(narrow, {**LONG, "deadline_ms": 2000}):
+        _busy(narrow, 0)
+        with Crowd(narrow, {**LONG, "prompt": [300] * 300}):
+            _busy(narrow, 1)
+            refused = narrow.post("/v1/completions", {**LONG, "prompt": [300] * 200})
+            assert refused.status_code == 429 and "--max-queue-tokens" in refused.json()["error"]["message"]
     wait_until(narrow.idle, "all is free")
 
 
@@ -91,7 +99,7 @@ def test_a_deadline_ends_a_request_with_504(narrow: Server) -> None:
 
 
 def test_a_request_that_waits_too_long_is_ended_with_503(narrow: Server) -> None:
-    with Crowd(narrow, LONG):
+    with Crowd(narrow, {**LONG, "deadline_ms": 2500}):
         _busy(narrow, 0)
         late = narrow.post("/v1/completions", LONG)
         assert late.status_code == 503 and late.json()["error"]["code"] == "queue_timeout", late.text
@@ -100,7 +108,7 @@ def test_a_request_that_waits_too_long_is_ended_with_503(narrow: Server) -> None
 
 
 def test_a_more_urgent_request_takes_the_place(narrow: Server) -> None:
-    with Crowd(narrow, {**LONG, "priority": 1}) as crowd:
+    with Crowd(narrow, {**LONG, "max_tokens": 900, "priority": 1}) as crowd:
         _busy(narrow, 0)
         answer = narrow.complete(prompt="abc", max_tokens=3, priority=-1)
         assert answer["usage"]["completion_tokens"] == 3
