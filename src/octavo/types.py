@@ -98,7 +98,7 @@ class ErrorCode(StrEnum):
     """It waited longer than the queue allows."""
     QUEUE_FULL = "queue_full"
     """There was no place in the queue."""
-    NEVER_FITS = "never_fits"
+    NEVER_FITS = "context_length_exceeded"
     """It is larger than what the engine can ever run."""
 
 

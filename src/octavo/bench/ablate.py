@@ -53,6 +53,16 @@ def _execution(**values: Any) -> Change:
     return lambda config: replace(config, execution=replace(config.execution, **values))
 
 
+def _pressed(**values: Any) -> Change:
+    """A pool that is too small for its requests."""
+
+    def change(config: EngineConfig) -> EngineConfig:
+        config = _kv(size_tokens=1536, prefix_cache=False)(_scheduler(**values)(config))
+        return replace(config, model=replace(config.model, max_model_len=512))
+
+    return change
+
+
 def _same(config: EngineConfig) -> EngineConfig:
     return config
 
@@ -105,6 +115,39 @@ PAIRS: dict[str, Callable[[], Pair]] = {
         lambda vocab, seed: _streams_and_prompts(vocab, seed),
         metric=lambda run: run.longest_gap,
         unit="seconds, longest gap",
+    ),
+    "chunked-prefill-p99": lambda: Pair(
+        "P99 of the gaps, chunks of 64 (B) against whole prompts (A), 8 streams and prompts of 1000",
+        lambda config: replace(
+            _scheduler(chunked_prefill=False, max_num_batched_tokens=1200)(config),
+            model=replace(config.model, max_model_len=1200),
+        ),
+        lambda config: replace(
+            _scheduler(max_num_batched_tokens=64)(config), model=replace(config.model, max_model_len=1200)
+        ),
+        lambda vocab, seed: _streams_and_prompts(vocab, seed),
+        metric=lambda run: run.p99_gap,
+        unit="seconds, P99 of the gaps",
+    ),
+    "target-itl": lambda: Pair(
+        "P99 of the gaps, --target-itl-ms 40 (B) against whole budgets of 512 (A), 8 streams and prompts of 1000",
+        _scheduler(max_num_batched_tokens=512),
+        _scheduler(max_num_batched_tokens=512, target_itl_ms=40.0),
+        lambda vocab, seed: _streams_and_prompts(vocab, seed),
+        metric=lambda run: run.p99_gap,
+        unit="seconds, P99 of the gaps",
+    ),
+    "tenant-fairness": lambda: Pair(
+        "fair shares between tenants on (B) against off (A) with one tenant: the tax",
+        _scheduler(tenant_fairness=False),
+        _scheduler(tenant_fairness=True),
+        lambda vocab, seed: random_workload(24, 32, constant(16), vocab, seed),
+    ),
+    "partial-preemption": lambda: Pair(
+        "partial (B) against whole preemption (A), 8 answers of 192 tokens to 128 in a pool of 1536, no prefix cache",
+        _pressed(partial_preemption=False),
+        _pressed(partial_preemption=True),
+        lambda vocab, seed: random_workload(8, 128, constant(192), vocab, seed),
     ),
     "paged": lambda: Pair(
         "paged (B) against one contiguous block a request (A), the same pool",

@@ -39,10 +39,19 @@ class Run:
     """Time to each request's first token."""
     last: tuple[float, ...]
     """Time to each request's last token."""
-    longest_gap: float
-    """Longest time between two tokens of one request."""
+    gaps: tuple[float, ...]
+    """Times between two tokens of one request, of all requests, shortest first."""
     steps: int
     cached_tokens: int
+
+    @property
+    def longest_gap(self) -> float:
+        return self.gaps[-1] if self.gaps else 0.0
+
+    @property
+    def p99_gap(self) -> float:
+        """One gap in a hundred is longer."""
+        return self.gaps[min(len(self.gaps) - 1, int(0.99 * len(self.gaps)))] if self.gaps else 0.0
 
     @property
     def tokens(self) -> int:
@@ -90,15 +99,16 @@ def model_sizes(path: str) -> Sizes:
 class _Track:
     """What one request has got so far."""
 
-    __slots__ = ("first", "gap", "last", "tokens")
+    __slots__ = ("first", "gaps", "last", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.first = self.last = self.gap = 0.0
+        self.gaps: list[float] = []
+        self.first = self.last = 0.0
 
     def take(self, tokens: list[int], now: float) -> None:
         if self.tokens:
-            self.gap = max(self.gap, now - self.last)
+            self.gaps.append(now - self.last)
         else:
             self.first = now
         self.tokens += tokens
@@ -148,7 +158,7 @@ class Current:
             outputs=tuple(tuple(track.tokens) for track in tracks),
             first=tuple(track.first for track in tracks),
             last=tuple(track.last for track in tracks),
-            longest_gap=max(track.gap for track in tracks),
+            gaps=tuple(sorted(gap for track in tracks for gap in track.gaps)),
             steps=after.steps - self._before.steps,
             cached_tokens=after.cached_prompt_tokens - self._before.cached_prompt_tokens,
         )

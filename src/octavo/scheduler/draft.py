@@ -63,9 +63,6 @@ class Draft:
         if item is not None:
             self.left += item.count
 
-    def __contains__(self, request: RequestState) -> bool:
-        return request in self._items
-
     @property
     def empty(self) -> bool:
         return not self._items

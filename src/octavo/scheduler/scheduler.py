@@ -167,10 +167,9 @@ class Scheduler:
         draft = Draft(self.step_budget)
         if prompts or self.waiting:
             held_back = self._chunking.hold_back(prompts, len(decodes), draft.budget)
-            self._plan_decodes(draft, decodes, held_back)
+            decodes = self._plan_decodes(draft, decodes, held_back)
             self._plan_prompts(draft, prompts)
-        if draft.left > 0:
-            self._plan_decodes(draft, decodes, 0)
+        self._plan_decodes(draft, decodes, 0)
         if draft.empty:
             assert self._flight or self.kv.loading or not self._live, (
                 "requests wait, nothing runs and nothing was admitted"
@@ -196,17 +195,19 @@ class Scheduler:
                 (decodes if len(request.tokens) - request.num_computed == 1 else prompts).append(request)
         return decodes, prompts
 
-    def _plan_decodes(self, draft: Draft, decodes: list[RequestState], held_back: int) -> None:
+    def _plan_decodes(self, draft: Draft, decodes: list[RequestState], held_back: int) -> list[RequestState]:
+        """Puts decodes into the step while it has more room than `held_back`; returns those that were not looked at."""
         room = draft.budget - held_back
         if len(decodes) > room:
             decodes.sort(key=lambda request: request.turn)
-        for request in decodes:
+        for index, request in enumerate(decodes):
             if draft.left <= held_back:
-                break
-            if request.status is not Status.RUNNING or request in draft:
+                return decodes[index:]
+            if request.status is not Status.RUNNING:
                 continue
             if request.num_computed < request.kv.capacity or self._grow(request, draft):
                 draft.add(request, 1)
+        return []
 
     def _grow(self, request: RequestState, draft: Draft) -> bool:
         """Room for the next position, taken from another request if need be; False: not in this step."""

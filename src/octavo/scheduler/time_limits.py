@@ -2,9 +2,9 @@
 
 Life: `watch` when a request is added; every plan asks `expired` for those whose time is over, and the scheduler ends
 them with an error that names the limit. A deadline ends a request wherever it stands; the queue's limit ends it only
-before its first admission, so a preempted request is never ended by it. Requests that ended otherwise are skipped.
-Deadlines come as Unix time and are turned into this process's monotonic clock once, so a clock that is set harms nobody
-who is here already.
+before its first admission, so neither a preempted request nor one that is sent again with its answer is ended by it.
+Requests that ended otherwise are skipped. Deadlines come as Unix time and are turned into this process's monotonic
+clock once, so a clock that is set harms nobody who is here already.
 
 Off: requests without `deadline`, and `scheduler.max_queue_seconds = None`; then nothing is ever looked at.
 """
@@ -49,7 +49,7 @@ class TimeLimits:
         deadline = request.request.deadline
         if deadline is not None:
             self._push(self._clock() + deadline - self._wall(), ErrorCode.DEADLINE, request)
-        if self._max_queue is not None:
+        if self._max_queue is not None and not request.num_generated:
             self._push(self._clock() + self._max_queue, ErrorCode.QUEUE_TIMEOUT, request)
 
     def expired(self) -> list[Expired]:
