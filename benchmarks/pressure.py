@@ -100,7 +100,7 @@ def _ttft(answers: list[Answer], share: float = 0.95) -> float:
 
 def tenants(short: bool) -> dict[str, Any]:
     """One tenant sends ten times another's load; then both have always somebody waiting."""
-    seconds = 4.0 if short else 100.0
+    seconds = 3.0 if short else 100.0
     rng = random.Random()
     args = ["--tenant-header", "X-Tenant", "--max-num-seqs", str(PLACES), "--no-prefix-cache"]
     with ServerProcess(args) as server:
@@ -145,8 +145,7 @@ def _good(answers: list[Answer], seconds: float) -> float:
 
 def overload(short: bool) -> dict[str, Any]:
     """Three times what is sustainable, then normal again."""
-    seconds = 5.0 if short else 300.0
-    quiet = 4.0 if short else 60.0
+    seconds, quiet, settling = (4.0, 2.5, 2.0) if short else (300.0, 60.0, 10.0)
     rng = random.Random()
     args = ["--max-num-seqs", str(PLACES), "--max-queue-requests", str(PLACES), "--no-prefix-cache"]
     with ServerProcess(args) as server:
@@ -158,8 +157,8 @@ def overload(short: bool) -> dict[str, Any]:
         flood = asyncio.run(at_rate(target, 3 * sustainable, seconds, rng))
         growth = server.memory_bytes() - memory
         began = time.monotonic()
-        after = asyncio.run(at_rate(target, sustainable / 2, 10.0 + quiet, rng))
-        late = [answer for answer in after if answer.due - began >= (2.0 if short else 10.0)]
+        after = asyncio.run(at_rate(target, sustainable / 2, settling + quiet, rng))
+        late = [answer for answer in after if answer.due - began >= settling]
     refused = sorted(answer.ended - answer.sent for answer in flood if answer.status == 429)
     others = [answer.detail for answer in flood if answer.failure and answer.status != 429]
     slowest = refused[min(len(refused) - 1, int(0.99 * len(refused)))] if refused else 0.0
