@@ -81,9 +81,9 @@ def test_a_full_queue_is_told_at_once_and_the_server_goes_on(narrow: Server) -> 
 def test_prompts_beyond_the_queues_tokens_are_refused(narrow: Server) -> None:
     with Crowd(narrow, {**LONG, "deadline_ms": 2000}):
         _busy(narrow, 0)
-        with Crowd(narrow, {**LONG, "prompt": [300] * 300}):
+        with Crowd(narrow, {**LONG, "prompt": [70] * 300}):
             _busy(narrow, 1)
-            refused = narrow.post("/v1/completions", {**LONG, "prompt": [300] * 200})
+            refused = narrow.post("/v1/completions", {**LONG, "prompt": [70] * 200})
             assert refused.status_code == 429 and "--max-queue-tokens" in refused.json()["error"]["message"]
     wait_until(narrow.idle, "all is free")
 
@@ -127,7 +127,7 @@ def test_priority_without_its_flag_is_refused_by_name(echo: Server) -> None:
 
 def test_tenants_share_no_cached_prefix(narrow: Server) -> None:
     def cached(tenant: str) -> int:
-        body = {"prompt": [280] * 70, "max_tokens": 1}
+        body = {"prompt": [80] * 70, "max_tokens": 1}
         response = narrow.client.post("/v1/completions", json=body, headers={"x-tenant": tenant})
         return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
