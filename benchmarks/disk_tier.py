@@ -1,0 +1,163 @@
+"""Blocks from disk after a restart, against computing them: time to the first token, beside what the disk itself says.
+
+Prompts of 2 048 random tokens are computed once by an engine that keeps its blocks on disk. A second engine then gets
+each of them with the page cache emptied of its files. The prediction is the same prompt's time when its blocks are in
+memory, plus their bytes at the rate with which other files of the directory, cold as well, were read just before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from octavo.config import EngineConfig, KVConfig, ModelConfig
+from octavo.engine.core import EngineCore
+from octavo.execution.factory import build_executor
+from octavo.kvcache.tiers.disk import open_tier
+from octavo.models.store import default_model
+from octavo.types import EngineStats, NewRequest, SamplingParams
+
+TOKENS = 2048
+_POOL = 3 * TOKENS
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class First:
+    """One prompt's answer."""
+
+    seconds: float
+    """To the first token."""
+    tokens: tuple[int, ...]
+    cached: int
+
+
+class Engine:
+    """Answers one prompt at a time."""
+
+    def __init__(self, core: EngineCore, vocab: int) -> None:
+        self.core = core
+        self.vocab = vocab
+        self._ids = 0
+
+    def ask(self, prompt: list[int], salt: str = "") -> First:
+        self._ids += 1
+        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        began = time.perf_counter()
+        self.core.handle(NewRequest(request_id=self._ids, prompt=prompt, params=params, seed=0, cache_salt=salt))
+        seconds, tokens, cached = 0.0, [], 0
+        while self.core.has_work:
+            output = self.core.step()
+            for delta in output.deltas if output is not None else ():
+                assert delta.error is None, delta.error
+                seconds = seconds or time.perf_counter() - began
+                tokens += delta.tokens
+                cached += delta.cached_tokens or 0
+        return First(seconds, tuple(tokens), cached)
+
+    def stats(self) -> EngineStats:
+        return self.core.stats()
+
+
+@contextmanager
+def engine(directory: Path) -> Iterator[Engine]:
+    """The default model, keeping its blocks in `directory`."""
+    model = ModelConfig(path=str(default_model(lambda what, fraction: None)), max_model_len=_POOL)
+    config = EngineConfig(model=model, kv=KVConfig(size_tokens=_POOL, disk=str(directory)))
+    executor = build_executor(config, lambda what, fraction: None)
+    core = EngineCore(executor.config, executor, tier=open_tier(executor.config.kv, executor.info, executor.pages))
+    try:
+        yield Engine(core, executor.info.num_tokens)
+    finally:
+        core.close()
+        executor.close()
+
+
+def forget(files: list[Path]) -> None:
+    """Takes files out of the page cache."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def read_rate(files: list[Path]) -> float:
+    """Bytes a second of reading files one after the other."""
+    buffer = bytearray(max(path.stat().st_size for path in files))
+    began, size = time.perf_counter(), 0
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            size += file.readinto(buffer) or 0
+    return size / (time.perf_counter() - began)
+
+
+def disk_tier(short: bool) -> dict[str, Any]:
+    """See the module."""
+    rng = random.Random()
+    count = 3 if short else 12
+    Path("bars").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="bars", prefix="disk-tier-") as folder:
+        directory = Path(folder) / "kv"
+        with engine(directory) as first:
+            prompts = [[rng.randrange(100, first.vocab) for _ in range(TOKENS)] for _ in range(count)]
+            computed = [first.ask(prompt) for prompt in prompts]
+            _settle(first, directory)
+        files = list(directory.glob("*.kv"))
+        size = TOKENS // 32 * files[0].stat().st_size
+        rows: list[dict[str, float]] = []
+        same = True
+        with engine(directory) as second:
+            for prompt, cold in zip(prompts, computed, strict=True):
+                forget(files)
+                rate = read_rate(rng.sample(files, min(len(files), TOKENS // 32)))
+                forget(files)
+                hit = second.ask(prompt)
+                memory = second.ask(prompt)
+                again = second.ask(prompt, salt=str(rng.random()))
+                same = same and hit.tokens == memory.tokens == again.tokens == cold.tokens
+                assert hit.cached >= TOKENS - 32 and again.cached == 0, (hit, again)
+                rows.append(
+                    {
+                        "disk": hit.seconds,
+                        "memory": memory.seconds,
+                        "computed": again.seconds,
+                        "rate": rate,
+                        "predicted": memory.seconds + size / rate,
+                    }
+                )
+            stats = second.stats()
+    return _judge(rows, size, same and not stats.disk_errors)
+
+
+def _settle(engine: Engine, directory: Path) -> None:
+    """Waits until nothing more is written; what the pages still hold follows when the engine is closed."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        before = engine.stats().disk_written_bytes
+        time.sleep(0.3)
+        if engine.stats().disk_written_bytes == before:
+            return
+
+
+def _judge(rows: list[dict[str, float]], size: int, same: bool) -> dict[str, Any]:
+    disk, predicted, computed = (median(row[name] for row in rows) for name in ("disk", "predicted", "computed"))
+    near = disk <= 1.25 * predicted
+    ratio, expected = computed / disk, computed / predicted
+    worse = sum(row["disk"] > row["computed"] for row in rows)
+    return {
+        "bar": "first token within 25 % of the prediction, never later than computing, 0.8 of the predicted ratio",
+        "figure": f"{disk * 1e3:.0f} ms from disk, {predicted * 1e3:.0f} predicted "
+        f"({size / 1e6:.0f} MB at {median(row['rate'] for row in rows) / 1e6:.0f} MB/s), {computed * 1e3:.0f} computed: "
+        f"{ratio:.1f} times as fast, {expected:.1f} predicted; {worse} of {len(rows)} later than computing",
+        "met": near and not worse and ratio >= 0.8 * expected and same,
+        "details": {"rows": rows, "bytes": size, "same_tokens": same},
+    }
