@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from octavo.config import EngineConfig, KVConfig, KVShape, ModelConfig, PoolSizes, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.kvcache.manager import block_tokens
+from octavo.kvcache.tiers.disk import open_tier
 from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
 from tests.support.ledger import Ledger, ledger_info, naive
 
@@ -38,6 +41,7 @@ class Rig:
         prefix_cache: bool = True,
         pin_tokens: int = 0,
         verify: bool = False,
+        disk: Path | None = None,
         **scheduler: object,
     ) -> None:
         kv = KVConfig(
@@ -47,6 +51,8 @@ class Rig:
             prefix_cache=prefix_cache,
             pin_tokens=pin_tokens,
             verify_prefix_cache=verify,
+            disk=None if disk is None else str(disk),
+            disk_bytes=None if disk is None else 1 << 30,
         )
         scheduler = {"order": "priority", **scheduler}
         config = EngineConfig(
@@ -62,7 +68,7 @@ class Rig:
         self.config = config
         info = ledger_info(groups=groups, windows=windows)
         self.ledger = Ledger(info, blocks, size, config.scheduler.max_num_seqs)
-        self.core = EngineCore(config, self.ledger, depth)
+        self.core = EngineCore(config, self.ledger, depth, open_tier(kv, info, self.ledger.pages))
         self.limit = min(max_model_len, self.core.kv.capacity_tokens)
         self.requests: dict[int, NewRequest] = {}
         self.tokens: dict[int, list[int]] = {}

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from octavo.types import (
     LEFT_BLOCK,
+    BlockShape,
     FinishReason,
     KVGroupSpec,
     ModelInfo,
@@ -129,6 +130,11 @@ class Ledger:
     def close(self) -> None:
         return None
 
+    @property
+    def pages(self) -> LedgerPages:
+        """The cells in a wire form, for tiers."""
+        return LedgerPages(self._pages, self.block_size)
+
     def poison(self, group: int, blocks: Sequence[int]) -> None:
         """Wipes blocks that the manager says are free; at once, before steps that are still in flight."""
         for block in blocks:
@@ -210,6 +216,24 @@ class Ledger:
             return b"-"
         read = b"".join([self._pages[group][block].tobytes() for block in table])
         return read[first % self.block_size * 8 :][: (end - first) * 8]
+
+
+class LedgerPages:
+    """See `types.BlockPages`: a cell has the bytes of one key and one value of a float."""
+
+    def __init__(self, cells: list[list[array[int]]], block_size: int) -> None:
+        self._cells = cells
+        shape = BlockShape(dtype="float32", layers=1, heads=1, tokens=block_size, dim=1)
+        self.shapes = (shape,) * len(cells)
+
+    def export_block(self, group: int, block: int, wire: memoryview) -> None:
+        wire[: self.shapes[group].bytes] = self._cells[group][block].tobytes()
+
+    def import_block(self, group: int, block: int, wire: memoryview) -> None:
+        self._cells[group][block][:] = array("q", wire[: self.shapes[group].bytes].tobytes())
+
+    def checksum(self, wire: memoryview) -> int:
+        return crc32(wire)
 
 
 @dataclass

@@ -18,6 +18,7 @@ import octavo
 from octavo.cli.model_facts import as_json, lines, model_facts, spec_json, spec_lines
 from octavo.cli.server_options import lines as server_lines
 from octavo.config import ENVIRONMENT, EngineConfig, ServerConfig, environment
+from octavo.kvcache.tiers.policy import survey
 from octavo.models.inspection import inspect_config
 from octavo.models.locate import cached_model, parse
 from octavo.models.spec import ModelError
@@ -36,6 +37,8 @@ def report(engine: EngineConfig, say: Callable[[str], None], server: ServerConfi
     say(f"isas       {', '.join(machine['isas'])} (best first; --isa forces one, the bits are the same)")
     say(f"memory     {machine['memory_available'] / 2**30:.1f} GiB available")
     say(f"cache      {machine['cache']}")
+    if engine.kv.disk is not None:
+        say(f"kv disk    {engine.kv.disk}: {survey(Path(engine.kv.disk))}")
     answer = _ask(engine)
     for line in answer.lines:
         say(line)
@@ -53,7 +56,14 @@ def report(engine: EngineConfig, say: Callable[[str], None], server: ServerConfi
 def report_json(engine: EngineConfig, say: Callable[[str], None], server: ServerConfig = _SERVER) -> bool:
     """The same as one JSON object."""
     answer = _ask(engine)
-    body = {"machine": _machine(), "name": engine.model.path, "here": answer.here, "starts": answer.refusal is None}
+    disk = None if engine.kv.disk is None else survey(Path(engine.kv.disk))
+    body = {
+        "machine": _machine(),
+        "name": engine.model.path,
+        "here": answer.here,
+        "starts": answer.refusal is None,
+        "kv_disk": disk,
+    }
     say(json.dumps({**body, "refusal": answer.refusal, "model": answer.json, "limits": asdict(server)}))
     return answer.refusal is None
 

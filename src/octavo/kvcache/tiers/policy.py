@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.kvcache.tiers.store import PROBE, RATES
@@ -110,6 +110,20 @@ def probe(directory: Path) -> float:
     finally:
         os.close(file)
         path.unlink(missing_ok=True)
+
+
+def survey(directory: Path) -> str:
+    """What `octavo doctor` says of a tier's directory: its speed, measured now, against the last engine's."""
+    if not directory.is_dir():
+        return "the directory is made at the first start, which measures it"
+    try:
+        disk_bytes = probe(directory)
+    except OSError as error:
+        return f"it cannot be written: {error.strerror or error}"
+    saved = saved_rates(directory)
+    if saved is None:
+        return f"read at {disk_bytes / 1e6:.0f} MB/s; no engine has measured yet how fast it computes"
+    return judgement(replace(saved, disk_bytes=disk_bytes))
 
 
 def save_rates(directory: Path, rates: Rates) -> None:
