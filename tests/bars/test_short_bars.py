@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import rows
+from benchmarks import disk_tier, rows
 from benchmarks.bars import ROWS, verdict
 from benchmarks.serving import ServerProcess
 from octavo.bench.serve.client import fetch
@@ -49,6 +49,13 @@ def test_chats_cut_off_at_random_leave_nothing_behind_and_answers_equal_solo_run
     assert result["met"], result
 
 
+def test_blocks_from_disk_come_back_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    result = disk_tier.disk_tier(short=True)
+    with capsys.disabled():
+        print("\ndisk-tier:", verdict(result))
+    assert result["details"]["same_tokens"] and len(result["details"]["rows"]) == 3
+
+
 def test_the_serving_install_pulls_in_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     queue = [Requirement(line) for line in project["dependencies"]]
@@ -64,7 +71,7 @@ def test_the_serving_install_pulls_in_no_torch() -> None:
 
 
 def test_no_row_of_the_bars_is_lost() -> None:
-    serving = {"install-size", "second-start", "batching", "soak", "first-answer", "load-memory", "tests"}
+    serving = {"install-size", "second-start", "batching", "soak", "first-answer", "load-memory", "tests", "disk-tier"}
     fidelity = {"smollm2-types", "gemma-3-270m", "smollm2-token-ids", "gemma-3-token-ids", "fuzz"}
     instruments = {"client-times", "bench-null", "bench-planted", "bench-predicted"}
     assert serving | fidelity | instruments <= set(ROWS)

@@ -20,10 +20,10 @@ ALWAYS_READ = {"max_num_batched_tokens": 60}
 def test_whatever_comes_from_disk_answers_stay_the_same(tmp_path: Path, depth: int, groups: int) -> None:
     rng = fresh_random()
     hits = 0
-    for life in range(3):
+    for life in range(2):
         pool = rng.choice([320, 512])
         rig = Rig(pool, max_model_len=320, depth=depth, groups=groups, disk=tmp_path / "kv", **ALWAYS_READ)
-        requests = random_requests(rng, 30)
+        requests = random_requests(rng, 20)
         drive(rig, rng, requests, aborts=0.05)
         rig.check_answers()
         # The same again: what was evicted meanwhile may come from disk.
@@ -50,7 +50,7 @@ def test_whatever_comes_from_disk_answers_stay_the_same(tmp_path: Path, depth: i
 def test_files_that_vanish_or_are_damaged_meanwhile_are_computed(tmp_path: Path) -> None:
     rng = fresh_random()
     prompts = [random_tokens(rng, rng.randrange(100, 200)) for _ in range(8)]
-    for life in range(6):
+    for life in range(4):
         rig = Rig(pool_tokens=256, max_model_len=256, disk=tmp_path / "kv", **ALWAYS_READ)
         for number, prompt in enumerate(prompts):
             rig.send(make_request(number, prompt, 4, seed=number))
