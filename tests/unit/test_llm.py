@@ -366,3 +366,24 @@ def test_loading_shows_on_a_terminal_alone() -> None:
     assert "packing the weights 50%" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert not file.getvalue()
+
+
+def test_salts_keep_prompts_apart(llm: LLM) -> None:
+    prompt = [(19 * i) % 250 + 3 for i in range(70)]
+
+    def cached(**salt: str) -> int:
+        found: int = llm.generate(prompt, max_tokens=1, **salt).cached_tokens
+        return found
+
+    assert [cached(), cached(), cached(cache_salt="a"), cached(cache_salt="a"), cached(cache_salt="b")] == [
+        *(0, 64),
+        *(0, 64),
+        0,
+    ]
+    assert cached(cache_salt="") == 64, "an empty salt is none"
+
+
+@pytest.mark.parametrize(("salt", "error"), [(5, TypeError), ("s" * 257, ValueError), ("\ud800", ValueError)])
+def test_a_salt_that_is_no_short_text_is_refused(llm: LLM, salt: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="cache_salt"):
+        llm.generate([5, 6], max_tokens=1, cache_salt=salt)
