@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,12 @@ def test_the_shared_beginning_of_two_prompts() -> None:
     assert shared_beginning([1, 2, 3], [1, 2, 4, 5]) == [1, 2]
     assert shared_beginning([1, 2], [1, 2, 3]) == [1, 2]
     assert shared_beginning([], [1]) == []
+
+
+def test_pins_end_with_their_engine_and_can_be_made_again(pinned: Server) -> None:
+    body = {"name": "again", "prompt": _ids(9, 64)}
+    assert pinned.post(PATH, body).status_code == 200
+    os.kill(pinned.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: pinned.client.get(PATH).status_code == 200 and not _pins(pinned), "a new engine has no pins")
+    assert pinned.post(PATH, body).json()["pinned_tokens"] == 64
+    assert pinned.client.delete(f"{PATH}/again").status_code == 200

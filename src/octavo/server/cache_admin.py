@@ -59,11 +59,11 @@ def cache_routes(service: Service) -> list[Route]:
     async def pins(request: Request) -> Response:
         if request.method == "GET":
             return _answer(await service.client.ask(lambda call: ListPins(call=call)))
-        maker = service.admit()
         data = await read_body(request.scope, request.receive, service.config, service.buffered)
         try:
             body = parse_pin(data)
-            prefix = await _prefix(maker, body, read_terms(request.scope, service.config, body.tenant))
+            terms = read_terms(request.scope, service.config, body.tenant)
+            prefix = await _prefix(service.admit(terms.tenant), body, terms)
         finally:
             service.buffered.bytes -= len(data)
         return _answer(await make_pin(service, body, prefix))
