@@ -63,6 +63,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "prefix-hits": lazy("cache_rows.prefix_hits"),
     "paged-waste": lazy("cache_rows.paged_waste"),
     "state-machines": lazy("state_machines.state_machines"),
+    "shared-prefix": lazy("shared_prefix.shared_prefix"),
     "bench-null": lazy("instruments.null"),
     "bench-planted": lazy("instruments.planted"),
     "bench-predicted": lazy("instruments.predicted"),

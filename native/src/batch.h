@@ -27,10 +27,16 @@ struct Batch {
     int64_t width = 0;
     std::vector<int32_t> ids;  // [sequences, width]
   };
+  // Prefixes that sequences share in one group: a run's members are sequences, SharedRun::first and count name them.
+  struct Shared {
+    std::vector<SharedRun> runs;
+    std::vector<int32_t> members;
+  };
 
   std::vector<int32_t> tokens;
   std::vector<Sequence> sequences;
-  std::vector<Table> tables;  // one a group
+  std::vector<Table> tables;    // one a group
+  std::vector<Shared> shared;   // one a group, or none at all
   std::vector<int32_t> logit_rows;
   std::vector<const SampleSpec*> samples;
 };

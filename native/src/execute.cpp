@@ -99,7 +99,10 @@ void Program::check(const Batch& batch) const {
     }
     sequences = sequences || op.kind == OpKind::kRopeStore || op.kind == OpKind::kAttention;
   }
-  if (sequences) check_sequences(batch);
+  if (sequences) {
+    check_sequences(batch);
+    check_shared(batch);
+  }
   require(batch.samples.empty() || batch.samples.size() == batch.logit_rows.size(),
           "set_samples needs one sample a logit row, or none");
 }
@@ -111,12 +114,14 @@ void Program::prepare(const Batch& batch) {
   logit_rows_ = (int64_t)batch.logit_rows.size();
   for (size_t g = 0; g < runs_.size(); g++) {
     runs_[g].clear();
+    shared_runs_[g].clear();
     if (g >= batch.tables.size()) continue;
     for (size_t s = 0; s < batch.sequences.size(); s++) {
       const Batch::Sequence& q = batch.sequences[s];
       const int32_t* table = batch.tables[g].ids.data() + (int64_t)s * batch.tables[g].width;
       runs_[g].push_back({q.row, q.count, q.start, q.store_from, table});
     }
+    prepare_shared(batch, g);
   }
   int vocab = 0;
   for (const Op& op : ops_) {
@@ -359,6 +364,10 @@ struct Program::Step {
     a.naive = p.limits_.naive;
     a.scratch = p.attention_scratch_.data();
     a.kv = p.pools_[(size_t)op.group]->layer(op.layer);
+    const std::vector<SharedRun>& shared = p.shared_runs_[(size_t)op.group];
+    a.shared = shared.data();
+    a.shared_rows = p.shared_rows_[(size_t)op.group].data();
+    a.num_shared = op.window > 0 || a.naive ? 0 : (int32_t)shared.size();
     p.kernels_.attention(a, team);
   }
 

@@ -136,6 +136,18 @@ struct SeqRun {
   int32_t row, count, start;
   int32_t store_from;         // positions below this are not stored
   const int32_t* block_table; // block ids, block i holds positions [i block_size, (i + 1) block_size)
+  int32_t shared = 0;         // its first partitions that SharedRuns compute
+  int64_t slot = 0;           // where they do: (row, partition) pairs of the sequences before it that share
+};
+
+// A row of the step by its sequence.
+struct SharedRow {
+  int32_t seq, row;
+};
+// Rows shared_rows[first .. first + count), whose sequences' tables name the same blocks in the partitions [from, to):
+// these are computed once for all of them. Every row lies behind them.
+struct SharedRun {
+  int32_t first, count, from, to;
 };
 
 // Shape of the pages of one group, and where one layer's lie. The unit is a tile: 32 positions of one KV head.
@@ -178,6 +190,9 @@ struct AttentionArgs {
   bool naive;        // the three-step product
   uint8_t* scratch;  // attention_scratch_bytes() of memory shared by the team
   KVLayer kv;
+  const SharedRun* shared = nullptr;  // tiled attention without a window obeys them
+  const SharedRow* shared_rows = nullptr;
+  int32_t num_shared = 0;
 };
 
 // One row of logits to draw from. Pointers may be null where noted.

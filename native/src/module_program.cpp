@@ -85,6 +85,7 @@ struct PyBatch {
       if (t.shape(0) != seqs.shape(0)) throw std::invalid_argument("a block table needs one row a sequence");
     }
     batch.sequences.clear();
+    batch.shared.clear();
     for (size_t s = 0; s < seqs.shape(0); s++) {
       const int32_t* q = seqs.data() + 4 * s;
       batch.sequences.push_back({q[0], q[1], q[2], q[3]});
@@ -93,6 +94,21 @@ struct PyBatch {
     for (size_t g = 0; g < tables.size(); g++) {
       batch.tables[g].width = (int64_t)tables[g].shape(1);
       batch.tables[g].ids.assign(tables[g].data(), tables[g].data() + tables[g].size());
+    }
+  }
+
+  // One entry a group: runs (first member, members, from, to), and the members, which are sequences.
+  void set_shared(const std::vector<std::pair<Ints2, Ints>>& groups) {
+    batch.shared.clear();
+    for (const auto& [runs, members] : groups) {
+      if (runs.shape(1) != 4) throw std::invalid_argument("shared runs must have 4 columns: first, count, from, to");
+      Batch::Shared shared;
+      for (size_t i = 0; i < runs.shape(0); i++) {
+        const int32_t* r = runs.data() + 4 * i;
+        shared.runs.push_back({r[0], r[1], r[2], r[3]});
+      }
+      shared.members = copy(members);
+      batch.shared.push_back(std::move(shared));
     }
   }
 
@@ -238,6 +254,7 @@ void bind_batch(nb::module_& m) {
       .def(nb::init<>())
       .def("set_tokens", &PyBatch::set_tokens, "ids"_a)
       .def("set_sequences", &PyBatch::set_sequences, "seqs"_a, "block_tables"_a)
+      .def("set_shared", &PyBatch::set_shared, "groups"_a)
       .def("set_logit_rows", &PyBatch::set_logit_rows, "rows"_a)
       .def("set_samples", &PyBatch::set_samples, "samples"_a);
 }

@@ -125,6 +125,8 @@ void Program::plan() {
   moe_scratch_ = Mapping::zeroed(moe);
   seconds_.assign(ops_.size(), 0.0);
   runs_.resize(pools_.size());
+  shared_runs_.resize(pools_.size());
+  shared_rows_.resize(pools_.size());
   planned_ = true;
 }
 

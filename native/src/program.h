@@ -163,6 +163,8 @@ class Program {
   void place_buffers();
   void check(const Batch& batch) const;
   void check_sequences(const Batch& batch) const;
+  void check_shared(const Batch& batch) const;
+  void prepare_shared(const Batch& batch, size_t group);
   void prepare(const Batch& batch);
   void start(int first, int last, const Batch& batch);
 
@@ -179,6 +181,8 @@ class Program {
   // Of the step that runs.
   int64_t rows_ = 0, logit_rows_ = 0;
   std::vector<std::vector<SeqRun>> runs_;  // [group][sequence]
+  std::vector<std::vector<SharedRun>> shared_runs_;
+  std::vector<std::vector<SharedRow>> shared_rows_;
   std::vector<SampleRow> sample_rows_;
   std::vector<SampleOut> results_;
   std::vector<double> seconds_;

@@ -97,6 +97,9 @@ class Batch:
         """int32 [rows]."""
     def set_sequences(self, seqs: Any, block_tables: Sequence[Any]) -> None:
         """seqs: int32 [num_seqs, 4] (row, count, start, store_from); block tables: int32 [num_seqs, width] a group."""
+    def set_shared(self, groups: Sequence[tuple[Any, Any]]) -> None:
+        """Prefixes that sequences share; set_sequences clears them. One entry a group: int32 runs [n, 4] of (first
+        member, members, from partition, to partition), and int32 members, which are sequences."""
     def set_logit_rows(self, rows: Any) -> None:
         """int32 [n]: rows whose logits are needed, in the order of the samples."""
     def set_samples(self, samples: Sequence[Sample]) -> None:

@@ -21,6 +21,8 @@ from octavo.kv_config import most_live as most_live
 
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
+PARTITION = 512
+"""Positions an attention partition (docs/numerics.md)."""
 MAX_BLOCK = 65536
 """Tokens of the largest block."""
 MAX_POOL_TOKENS = 1 << 40
@@ -105,6 +107,8 @@ class ExecutionConfig:
     """"tiled" (FlashAttention over pages) or "naive" (three steps; a numerics configuration of its own)."""
     program: bool = True
     """Off: one native call an op instead of one a step. The bits are the same."""
+    shared_prefix_attention: bool | None = None
+    """Pages that several requests of a step share are read once for all. None: where attention is tiled and native."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +291,7 @@ def check_choices(config: EngineConfig) -> None:
     one_of("--attention", config.execution.attention, ("tiled", "naive"))
     if not 0 <= config.stuck_seconds <= 86400:  # NaN is outside too
         raise ConfigError(f"--stuck-seconds {config.stuck_seconds} is outside 0 to 86400; 20 would work")
+    _check_sharing(config.execution)
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--output-weight", config.scheduler.output_weight, 0, 1000)
@@ -370,6 +375,18 @@ def _check_disk(kv: KVConfig, facts: Facts) -> None:
         )
 
 
+def _check_sharing(execution: ExecutionConfig) -> None:
+    if not execution.shared_prefix_attention:
+        return
+    settings = (("--attention", execution.attention, "tiled"), ("--backend", execution.backend, "cpu"))
+    for flag, value, works in settings:
+        if value != works:
+            raise ConfigError(
+                f"--shared-prefix-attention shares the partitions of tiled native attention, which {flag} {value} has "
+                f"not; {flag} {works} would work, or --no-shared-prefix-attention"
+            )
+
+
 def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionConfig:
     isa = execution.isa or facts.isas[0]
     if isa not in facts.isas and isa not in EMULATED_ISAS:
@@ -377,7 +394,10 @@ def _resolve_execution(execution: ExecutionConfig, facts: Facts) -> ExecutionCon
     threads = execution.threads if execution.threads is not None else facts.cpus
     if not 1 <= threads <= 1024:
         raise ConfigError(f"--threads {threads} is outside 1 to 1024; {facts.cpus} would work")
-    return replace(execution, isa=isa, threads=threads)
+    shared = execution.shared_prefix_attention
+    if shared is None:
+        shared = execution.backend == "cpu" and execution.attention == "tiled"
+    return replace(execution, isa=isa, threads=threads, shared_prefix_attention=shared)
 
 
 def _requested_length(model: ModelConfig, facts: Facts) -> int:

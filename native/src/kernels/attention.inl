@@ -13,6 +13,10 @@
 
 #include "attention_tiled.inl"
 
+#include "attention_shared.inl"
+
+#include "attention_schedule.inl"
+
 #include "attention_naive.inl"
 
 static void k_attention(const AttentionArgs& p, const Team& team) {

@@ -99,14 +99,19 @@ static void at_values(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
   at_values_rows<OCT_ATTN_R>(p.kv.f32, n, s, a, v, ahead, sh.dv, o);
 }
 
-// One partition of a unit's rows, from scratch.
-static void at_partition(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
-  const int n = u.count * sh.group, start = u.seq->start + u.row, last = start + u.count - 1;
+// n query rows at the beginning of a partition.
+static void at_clear(const AtShape& sh, const AtOwn& w, int n) {
   for (int r = 0; r < n; r++) {
     w.m[r] = -__builtin_inff();
     f_store(w.l + r * 16, f_zero());
   }
   for (int i = 0; i < n * sh.dv; i += 16) f_store_n(w.o + i, f_zero(), n * sh.dv - i);
+}
+
+// One partition of a unit's rows, from scratch.
+static void at_partition(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
+  const int start = u.seq->start + u.row, last = start + u.count - 1;
+  at_clear(sh, w, u.count * sh.group);
   int from = part * OCT_ATTN_PARTITION, to = from + OCT_ATTN_PARTITION - 1;
   const int seen = at_first_seen(p, start);
   from = from > seen ? from : seen;
@@ -176,6 +181,13 @@ OCT_INLINE int at_parts(const AttentionArgs& p, const SeqRun* s) {
   return (s->start + s->count - 1) / OCT_ATTN_PARTITION + 1 - at_first_part(p, s);
 }
 
+// What a partition gave query row i, to its slot.
+static void at_keep(const AtShape& sh, const AtOwn& w, int i, float* slot) {
+  slot[0] = w.m[i];
+  slot[1] = f_sum(f_load(w.l + i * 16));
+  for (int d = 0; d < sh.dv; d++) slot[16 + d] = w.o[i * sh.dv + d];
+}
+
 // A partition's end: its rows are merged into the thread's own state, or kept in slots.
 static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int part) {
   for (int r = 0; r < u.count; r++) {
@@ -184,17 +196,14 @@ static void at_finish(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
     if (part < first || part > position / OCT_ATTN_PARTITION) continue;
     for (int g = 0; g < sh.group; g++) {
       const int i = r * sh.group + g;
-      const float l = f_sum(f_load(w.l + i * 16));
       if (u.part < 0) {
+        const float l = f_sum(f_load(w.l + i * 16));
         at_merge(w.merged_m + i, w.merged_l + i, w.merged_o + i * sh.dv, w.m[i], l, w.o + i * sh.dv, sh.dv,
                  part == first);
         continue;
       }
       const size_t query = (size_t)(u.row + r) * p.q_heads + u.head * sh.group + g;
-      float* slot = u.slots + (query * u.parts + part - at_first_part(p, u.seq)) * sh.slot;
-      slot[0] = w.m[i];
-      slot[1] = l;
-      for (int d = 0; d < sh.dv; d++) slot[16 + d] = w.o[i * sh.dv + d];
+      at_keep(sh, w, i, u.slots + (query * u.parts + part - at_first_part(p, u.seq)) * sh.slot);
     }
   }
 }
@@ -221,39 +230,6 @@ static void at_run(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, c
     }
 }
 
-// After the barrier: rows of sequences that were split are merged, shared out over the team.
-static void at_merge_slots(const AttentionArgs& p, const AtShape& sh, const AtOwn& w, float* slots, const Team& team) {
-  for (int i = 0; i < p.num_seqs; i++) {
-    const SeqRun* s = p.seqs + i;
-    const int parts = at_parts(p, s);
-    if (parts < 2) continue;
-    int64_t begin, end;
-    team.range((int64_t)s->count * p.q_heads, &begin, &end);
-    for (int64_t query = begin; query < end; query++) {
-      const int row = (int)(query / p.q_heads), position = s->start + row;
-      const int first = at_first_seen(p, position) / OCT_ATTN_PARTITION;
-      for (int part = first; part <= position / OCT_ATTN_PARTITION; part++) {
-        const float* slot = slots + ((size_t)query * parts + part - at_first_part(p, s)) * sh.slot;
-        at_merge(w.merged_m, w.merged_l, w.merged_o, slot[0], slot[1], slot + 16, sh.dv, part == first);
-      }
-      at_write(p, s->row + row, (int)(query % p.q_heads), *w.merged_m, *w.merged_l, w.merged_o);
-    }
-    slots += (size_t)s->count * p.q_heads * parts * sh.slot;
-  }
-}
-
-// Whether contexts are divided by partition too: few units, and room for what they leave.
-static bool at_split(const AttentionArgs& p, const AtShape& sh, int threads) {
-  size_t units = 0, floats = 0;
-  for (int i = 0; i < p.num_seqs; i++) {
-    const SeqRun* s = p.seqs + i;
-    units += (size_t)((s->count + sh.block - 1) / sh.block) * p.kv.kv_heads;
-    if (at_parts(p, s) > 1) floats += (size_t)s->count * p.q_heads * at_parts(p, s) * sh.slot;
-  }
-  return threads > 1 && floats > 0 && units < (size_t)threads * 16 &&
-         floats * sizeof(float) <= (size_t)threads * OCT_ATTN_SPLIT_BYTES;
-}
-
 // Whether a unit of n query rows uses AMX tiles: the bits are the same.
 OCT_INLINE bool at_tiles(const AttentionArgs& p, int n) {
 #if OCTAVO_AMX
@@ -262,44 +238,4 @@ OCT_INLINE bool at_tiles(const AttentionArgs& p, int n) {
   (void)p, (void)n;
   return false;
 #endif
-}
-
-static void at_tiled(const AttentionArgs& p, const Team& team) {
-#if OCTAVO_AMX
-  tile_config();
-#endif
-  const AtShape sh = at_shape(p);
-  const size_t own = at_own_floats(sh);
-  const AtOwn w = at_own(sh, (float*)p.scratch + own * team.rank);
-  float* slots = (float*)p.scratch + own * team.size;
-  const bool split = at_split(p, sh, team.size);
-  team.reset_counter();
-  int64_t next = team.take(), base = 0;
-  float* slot = slots;
-  for (int i = 0; i < p.num_seqs; i++) {
-    const SeqRun* s = p.seqs + i;
-    const int blocks = (s->count + sh.block - 1) / sh.block;
-    const int parts = split && at_parts(p, s) > 1 ? at_parts(p, s) : 1;
-    const int64_t units = (int64_t)blocks * p.kv.kv_heads * parts;
-    for (; next < base + units; next = team.take()) {
-      // The last blocks of a chunk see the most positions: they are handed out first.
-      const int64_t at = base + units - 1 - next;
-      const int block = (int)(at / parts / p.kv.kv_heads), row = block * sh.block;
-      AtUnit u;
-      u.seq = s;
-      u.row = row;
-      u.count = s->count - row < sh.block ? s->count - row : sh.block;
-      u.head = (int)(at / parts % p.kv.kv_heads);
-      u.part = parts > 1 ? at_first_part(p, s) + (int)(at % parts) : -1;
-      u.tiles = at_tiles(p, u.count * sh.group);
-      u.slots = slot;
-      u.parts = parts;
-      at_run(p, sh, u, w);
-    }
-    base += units;
-    if (parts > 1) slot += (size_t)s->count * p.q_heads * parts * sh.slot;
-  }
-  if (!split) return;
-  team.barrier();
-  at_merge_slots(p, sh, w, slots, team);
 }

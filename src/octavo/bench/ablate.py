@@ -81,6 +81,20 @@ def batching_pair(rows: int, mean: int = 48, most: int = 192, batches: int = 4, 
     )
 
 
+def shared_prefix_pair(streams: int, prefix: int, output: int) -> Pair:
+    """Decoding of so many streams on one prefix, whose pages the prefix cache makes them share."""
+    room = {"size_tokens": prefix + streams * (output + 96)}
+    few = {"max_num_seqs": streams}
+    return Pair(
+        f"shared-prefix attention on (B) against off (A), {streams} streams on one prefix of {prefix} tokens",
+        lambda config: _scheduler(**few)(_kv(**room)(_execution(shared_prefix_attention=False)(config))),
+        lambda config: _scheduler(**few)(_kv(**room)(_execution(shared_prefix_attention=True)(config))),
+        lambda vocab, seed: random_workload(streams, prefix + 8, constant(output), vocab, seed, shared=prefix),
+        metric=lambda run: run.decode_rate,
+        unit="tokens a second while all decode",
+    )
+
+
 PAIRS: dict[str, Callable[[], Pair]] = {
     "null": lambda: Pair(
         "one setting against itself: the ratio must be 1",
@@ -172,6 +186,7 @@ PAIRS: dict[str, Callable[[], Pair]] = {
         _execution(program=True),
         lambda vocab, seed: random_workload(1, 16, constant(48), vocab, seed),
     ),
+    "shared-prefix": lambda: shared_prefix_pair(32, 2048, 24),
     "threads": lambda: Pair(
         "all threads (B) against one (A), 8 streams",
         _execution(threads=1),

@@ -171,6 +171,11 @@ _OPTIONS = [
     click.option(
         "--verify-prefix-cache", is_flag=True, help="Compare every cached block's tokens before it is used (debugging)."
     ),
+    click.option(
+        "--shared-prefix-attention/--no-shared-prefix-attention",
+        default=None,
+        help="Read pages that requests share once a step [on where attention is tiled].",
+    ),
     click.option("--validate-kv", is_flag=True, help="Recount every KV block after each step (slow)."),
 ]
 
@@ -238,6 +243,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             threads=values["threads"],
             attention=values["attention"],
             program=values["program"],
+            shared_prefix_attention=values["shared_prefix_attention"],
         ),
         validate_kv=values["validate_kv"],
         stuck_seconds=values["stuck_seconds"],

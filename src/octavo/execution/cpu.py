@@ -94,6 +94,8 @@ class CpuForward:
         batch = self._batch
         batch.set_tokens(inputs.tokens)
         batch.set_sequences(inputs.seqs, inputs.tables)
+        if inputs.shared is not None:
+            batch.set_shared(inputs.shared)
         batch.set_logit_rows(inputs.logit_rows)
         batch.set_samples(inputs.samples)  # type: ignore[arg-type]
         self._replay(batch)

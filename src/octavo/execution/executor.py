@@ -14,6 +14,7 @@ import numpy.typing as npt
 from octavo.config import EngineConfig
 from octavo.execution.forward import Forward
 from octavo.execution.inputs import StepInputs, build_inputs
+from octavo.execution.shared_prefix import make_sharing
 from octavo.execution.slots import Slot, Slots
 from octavo.ops.base import Drawn
 from octavo.types import (
@@ -68,6 +69,8 @@ class LocalExecutor:
             info,
             forward.new_sample,
         )
+        windows = [group.window for group in info.kv_groups]
+        self.sharing = make_sharing(bool(config.execution.shared_prefix_attention), windows, config.kv.block_size)
         self._closed = False
 
     def submit(self, plan: StepPlan) -> DoneHandle:
@@ -100,7 +103,7 @@ class LocalExecutor:
     def _run(self, work: tuple[SeqWork, ...]) -> tuple[SeqOutput, ...]:
         slots = [self.slots.grow(w) for w in work]
         works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
-        drawn = iter(self.forward.run(build_inputs(self.slots, works)) if works else ())
+        drawn = iter(self.forward.run(build_inputs(self.slots, works, self.sharing)) if works else ())
         outputs = []
         row = 0
         for w, slot in zip(work, slots, strict=True):

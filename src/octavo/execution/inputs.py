@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.execution.shared_prefix import NoSharing, Sharing
 from octavo.execution.slots import Slot, Slots
 from octavo.ops.base import SampleRow
 from octavo.types import SeqWork
@@ -27,9 +28,14 @@ class StepInputs:
     logit_rows: I32
     samples: Sequence[SampleRow]
     """One a logit row; empty where logits alone are wanted."""
+    shared: list[tuple[I32, I32]] | None = None
+    """Prefixes that sequences share (shared_prefix.py), one entry a group; None: none."""
 
 
-def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]]) -> StepInputs:
+_NONE = NoSharing()
+
+
+def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]], sharing: Sharing = _NONE) -> StepInputs:
     """The inputs of `works`, whose slots already hold their blocks."""
     tokens: list[int] = []
     seqs: list[tuple[int, int, int, int]] = []
@@ -62,4 +68,5 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]]) -> StepInp
         tables,
         np.array(logit_rows, np.int32),
         samples,
+        sharing.find(slots, works),
     )

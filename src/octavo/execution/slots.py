@@ -32,6 +32,7 @@ class Slot:
         "error",
         "min_total",
         "output_counts",
+        "partitions",
         "sample",
         "tokens",
         "used",
@@ -42,6 +43,8 @@ class Slot:
         self.tokens = tokens
         self.used = [0] * groups
         """Blocks in the table, a group."""
+        self.partitions: list[tuple[bytes, ...]] = [()] * groups
+        """Block ids of the whole partitions that are computed, a group (shared_prefix.py)."""
         self.sample: SampleRow | None = None
         self.output_counts: npt.NDArray[np.int32] | None = None
         self.biased = False
