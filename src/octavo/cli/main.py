@@ -108,14 +108,36 @@ def run(
 @engine_options
 @server_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-def doctor(engine: EngineConfig, server: ServerConfig, as_json: bool) -> None:
+@click.option("--compatibility", is_flag=True, help="Only the table of settings that work together, as Markdown.")
+def doctor(engine: EngineConfig, server: ServerConfig, as_json: bool, compatibility: bool) -> None:
     """Say what this machine has, all about MODEL, what Octavo would choose, and every limit; loads no weights.
 
     The exit code is 1 where MODEL would not start.
     """
     from octavo.cli.doctor import report, report_json
 
+    if compatibility:
+        from octavo.compatibility import lines
+
+        click.echo("\n".join(lines()))
+        return
     if not (report_json if as_json else report)(engine, click.echo, server):
+        raise SystemExit(1)
+
+
+@cli.command()
+@engine_options
+@click.option("--quick", is_flag=True, help="Each change by itself, and all at once, instead of every combination.")
+@click.option("--seed", type=click.IntRange(0, 2**31), default=None, help="Of prompts and noise [drawn anew].")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), default=None, help="Write the result here.")
+def verify(engine: EngineConfig, quick: bool, seed: int | None, json_path: str | None) -> None:
+    """Check on this machine that load, cache, preemption, threads and instruction sets change no bit of an answer.
+
+    One line a cell; the first difference names request, position and bits, and the exit code is then 1.
+    """
+    from octavo.cli.verify import run_verify
+
+    if not run_verify(with_model(engine), quick, seed, json_path, click.echo):
         raise SystemExit(1)
 
 
