@@ -3,9 +3,7 @@
 #if defined(__AVX512F__)
 #define OCT_ATTN_R 8
 #else
-#ifndef OCT_ATTN_R
-#define OCT_ATTN_R 6
-#endif
+#define OCT_ATTN_R 3
 #endif
 
 #define OCT_ATTN_KERNEL \
@@ -40,39 +38,6 @@ OCT_INLINE void at_block(const float* a, int lda, const uint16_t* tile, int64_t 
   }
 }
 
-// sum = x * y + sum, rounded once. On AVX2 in the sum's own register: left to itself, GCC keeps some of twelve sums on
-// the stack.
-OCT_INLINE void at_fma(F16& sum, F16 x, F16 y) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.a) : "x"(x.a), "x"(y.a));
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.b) : "x"(x.b), "x"(y.b));
-#else
-  sum = f_fma(x, y, sum);
-#endif
-}
-
-// 16 steps of one chain, of the even inputs or of the odd ones.
-template <int R, int kOdd>
-OCT_INLINE void at_chain(const float* a, int lda, const uint16_t* tile, F16* s) {
-  const float* row[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    row[r] = a + r * (int64_t)lda + kOdd;
-    s[r] = f_zero();
-  }
-#pragma GCC unroll 1
-  for (int i = 0; i < 32; i += 8) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 8; j += 2) {
-      __asm__ volatile("" ::: "memory");
-      const I16 pairs = i_load((const int32_t*)(tile + 16 * (i + j)));
-      const F16 w = as_f(kOdd ? i_and(pairs, i_set((int32_t)0xffff0000)) : i_shl<16>(pairs));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) at_fma(s[r], f_set(row[r][i + j]), w);
-    }
-  }
-}
-
 // s[r * 32 + j] = scale * (q[r] . k[j]), bf16 pages.
 OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, int64_t ahead, float scale, float* s) {
   for (int half = 0; half < 2; half++) {
@@ -80,11 +45,7 @@ OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, int64_
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) c[r] = f_zero();
     for (int b = 0; b < dk; b += 32) {
-      if constexpr (R > 3) {
-        at_chain<R, 0>(q + b, dk, k, e);
-        at_chain<R, 1>(q + b, dk, k, o);
-      } else
-        at_block<R>(q + b, dk, k, ahead, e, o);
+      at_block<R>(q + b, dk, k, ahead, e, o);
       k += 512;
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) c[r] = f_add(c[r], f_add(e[r], o[r]));
@@ -98,11 +59,7 @@ OCT_ATTN_KERNEL at_scores_bf16(const float* q, int dk, const uint16_t* k, int64_
 OCT_ATTN_KERNEL at_values_bf16(const float* p, const float* a, const uint16_t* v, int64_t ahead, int dv, float* o) {
   for (int d = 0; d < dv; d += 16) {
     F16 e[R], u[R];
-    if constexpr (R > 3) {
-      at_chain<R, 0>(p, 32, v + d * 32, e);
-      at_chain<R, 1>(p, 32, v + d * 32, u);
-    } else
-      at_block<R>(p, 32, v + d * 32, ahead, e, u);
+    at_block<R>(p, 32, v + d * 32, ahead, e, u);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       float* dst = o + r * dv + d;
