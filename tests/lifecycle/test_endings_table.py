@@ -1,7 +1,7 @@
 """The lifecycle table of the engine: every way to end a request from outside x every state that it may be in x where
 its step is. Exactly one final delta each, every block free, and the counters tell what was sent.
 
-A client that goes away is an abort to the engine; tests/server/test_disconnect_table.py has the client's side.
+A client that goes away is an abort to the engine; tests/server/test_disconnects.py has the client's side.
 """
 
 from __future__ import annotations
