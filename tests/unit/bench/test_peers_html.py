@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from octavo.bench.peers.html_report import report_html
 from octavo.bench.peers.result import parse, read
+from octavo.cli.main import cli
 from octavo.config import ConfigError
 
 STORED = json.loads((Path(__file__).parent / "peers_result.json").read_text())
@@ -159,3 +161,25 @@ def test_ratios_of_too_few_rounds_are_no_results_in_the_page() -> None:
 
 def test_what_could_not_take_part_is_told(page: Page) -> None:
     assert STORED["problems"] and all(line in page.text for line in STORED["problems"])
+
+
+def test_a_stored_run_is_shown_again_by_the_command(tmp_path: Path) -> None:
+    stored, out = tmp_path / "result.json", tmp_path / "report.html"
+    stored.write_text(json.dumps(STORED))
+    done = CliRunner().invoke(cli, ["bench", "peers", "--from", str(stored), "--html", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "octavo q4_1" in out.read_text() and str(out) in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--from", "a.json"], "--html report.html"),
+        (["--from", "/nowhere/a.json", "--html", "report.html"], "/nowhere/a.json"),
+        (["--html", "/nowhere/report.html"], "--html result.html would work"),
+        (["--way", "carrier"], "offline or http would work"),
+    ],
+)
+def test_flags_of_the_page_that_cannot_be_met_are_refused(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", "peers", *arguments])
+    assert done.exit_code != 0 and says in done.output + str(done.exception)

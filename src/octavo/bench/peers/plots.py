@@ -34,6 +34,7 @@ _STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": _INK,
+    "axes.axisbelow": True,
     "axes.edgecolor": _FAINT,
     "axes.labelcolor": _INK,
     "axes.titlesize": 10,
@@ -76,10 +77,9 @@ class Drawing:
     svg: str
 
 
-def by_streams(
-    key: str, title: str, series: Sequence[Series], order: Sequence[str], axis: tuple[str, str], log: bool = True
-) -> Drawing:
-    """Lines over the number of streams; bars are quartiles. axis: labels of x and y."""
+def by_streams(key: str, title: str, series: Sequence[Series], order: Sequence[str], axis: tuple[str, str]) -> Drawing:
+    """Lines over the number of streams; bars are the spread. axis: labels of x and y. Logarithmic but for a zero."""
+    log = all(point.value > 0 for one in series for _, point in one.points)
 
     def draw(axes: Axes) -> None:
         looks = _looks(series)
@@ -108,7 +108,7 @@ def by_streams(
             axes.yaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.6g}"))
             axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
         axes.grid(True, axis="y")
-        axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+        _legend(axes, "outside lower center", 2)
 
     alternative = "; ".join(
         f"{one.name}: " + ", ".join(f"{label}: {point.value:.4g}" for label, point in one.points) for one in series
@@ -168,9 +168,9 @@ def ratios(key: str, title: str, series: Sequence[Series]) -> Drawing:
         axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:.3g}"))
         axes.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
-        axes.set_xlabel("times as fast as the best form of the peer (95 % interval)")
+        axes.set_xlabel("times as fast (95 % interval)")
         axes.grid(True, axis="x")
-        axes.legend(ncols=max(1, len(series)), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        _legend(axes, "outside upper center", len(series))
 
     alternative = "; ".join(
         f"{one.name}: "
@@ -178,6 +178,12 @@ def ratios(key: str, title: str, series: Sequence[Series]) -> Drawing:
         for one in series
     )
     return Drawing(title, f"{title}. {alternative}", _svg(key, draw, 1.3 + 0.42 * len(labels)))
+
+
+def _legend(axes: Axes, place: str, columns: int) -> None:
+    """Of the figure, for which the layout makes room."""
+    assert isinstance(axes.figure, Figure)
+    axes.figure.legend(loc=place, ncols=max(1, columns))
 
 
 def _short(name: str) -> str:
