@@ -19,7 +19,7 @@ Life: `died` -> `arrange` for the new engine -> `progressed`, `left` and `expire
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.engine.journal import Span
@@ -48,7 +48,8 @@ class _Suspect:
 class Suspects:
     """See the module. Requests are known by their ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._suspects: dict[int, _Suspect] = {}
         self._last: dict[int, tuple[int, Span]] = {}
         """In the step of the last death: tokens it had, and what it computed."""
@@ -85,7 +86,7 @@ class Suspects:
         counts = list(present) if certain else [id for id, span in present.items() if self._repeats(id, span, tokens)]
         self._last = {id: (tokens[id], span) for id, span in present.items()}
         alone = self._first is not None and not self._shared
-        self._life = time.monotonic() - self._began if self._began else 0.0
+        self._life = self._clock() - self._began if self._began else 0.0
         failed = []
         for id in counts:
             suspect = self._suspects.setdefault(id, _Suspect())
@@ -113,7 +114,7 @@ class Suspects:
         self._trial.clear()
         self._first, self._shared = None, False
         self._held = dict.fromkeys(tokens)
-        self._began = time.monotonic()
+        self._began = self._clock()
         circle = self._circle()
         self._alone = 0 < len(circle) <= 2
         if self._alone:
@@ -152,7 +153,7 @@ class Suspects:
 
     def expired(self, tokens: Mapping[int, int]) -> list[int]:
         """Looked at now and then: who is to be sent because a trial has taken too long."""
-        if not self._trial or time.monotonic() - self._began < TRIAL_SECONDS + 2 * self._life:
+        if not self._trial or self._clock() - self._began < TRIAL_SECONDS + 2 * self._life:
             return []
         self._trial.clear()
         return self._next(tokens)
@@ -166,7 +167,7 @@ class Suspects:
     def _next(self, tokens: Mapping[int, int]) -> list[int]:
         """Half of the circle goes on trial among the others, and the other half waits."""
         self._alone = False
-        self._began = time.monotonic()
+        self._began = self._clock()
         circle = self._circle()
         waits = set(circle[(len(circle) + 1) // 2 :])
         self._trial = set(circle) - waits
