@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from octavo.cli import bench_peers, bench_serve
+from octavo.cli import bench_chaos, bench_peers, bench_serve
 from octavo.cli.options import engine_options
 from octavo.config import ConfigError, EngineConfig
 
@@ -50,6 +50,7 @@ bench.add_command(bench_serve.serve)
 bench.add_command(bench_serve.compare)
 bench.add_command(bench_serve.client)
 bench.add_command(bench_peers.peers)
+bench.add_command(bench_chaos.chaos)
 
 
 @bench.command()
