@@ -56,6 +56,14 @@ def test_blocks_from_disk_come_back_after_a_restart(capsys: pytest.CaptureFixtur
     assert result["details"]["same_tokens"] and len(result["details"]["rows"]) == 3
 
 
+@pytest.mark.parametrize("name", ["kills", "poison", "orphans"])
+def test_nothing_is_lost_when_engines_or_the_server_die(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = ROWS[name](True)
+    with capsys.disabled():
+        print(f"\n{name}:", verdict(result))
+    assert result["met"], result
+
+
 def test_the_serving_install_pulls_in_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     queue = [Requirement(line) for line in project["dependencies"]]
@@ -74,7 +82,8 @@ def test_no_row_of_the_bars_is_lost() -> None:
     serving = {"install-size", "second-start", "batching", "soak", "first-answer", "load-memory", "tests", "disk-tier"}
     fidelity = {"smollm2-types", "gemma-3-270m", "smollm2-token-ids", "gemma-3-token-ids", "fuzz"}
     instruments = {"client-times", "bench-null", "bench-planted", "bench-predicted"}
-    assert serving | fidelity | instruments <= set(ROWS)
+    faults = {"kills", "poison", "orphans"}
+    assert serving | fidelity | instruments | faults <= set(ROWS)
 
 
 def test_a_stopped_server_leaves_no_process_behind() -> None:

@@ -69,6 +69,13 @@ _PARTS = ("fixed", "token", "row", "context")
 """Of `EngineStats.step_prices`."""
 
 
+_REPLIES = {
+    "prompt_tokens": ("octavo_reply_prompt_tokens", "Prompt tokens in the usage of complete replies."),
+    "cached_tokens": ("octavo_reply_cached_prompt_tokens", "Of those, tokens taken from the prefix cache."),
+    "completion_tokens": ("octavo_reply_completion_tokens", "Generated tokens in the usage of complete replies."),
+}
+
+
 class Histogram:
     """Counts by upper bound."""
 
@@ -101,6 +108,7 @@ class Metrics:
         """Counters of the engine's earlier lives."""
         self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self._http: dict[tuple[str, int], int] = {}
+        self._replies = dict.fromkeys(_REPLIES, 0)
         self._first_token = Histogram()
         self._between_tokens = Histogram()
         self._step = Histogram()
@@ -127,6 +135,14 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """A request (one choice) has ended."""
         self._guarded(self._count, self._finished, reason)
+
+    def replied(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
+        """A reply is complete; its usage says so."""
+        self._guarded(self._take_reply, prompt_tokens, cached_tokens, completion_tokens)
+
+    def _take_reply(self, *counts: int) -> None:
+        for name, count in zip(_REPLIES, counts, strict=True):
+            self._replies[name] += count
 
     def responded(self, path: str, status: int) -> None:
         self._guarded(self._count, self._http, (path, status))
@@ -182,6 +198,8 @@ class Metrics:
         for field, (name, help_text) in _COUNTERS.items():
             value = self._base[field] + (0 if stats is None else getattr(stats, field))
             yield CounterMetricFamily(name, help_text, value=value)
+        for name, (metric, help_text) in _REPLIES.items():
+            yield CounterMetricFamily(metric, help_text, value=self._replies[name])
         yield CounterMetricFamily("octavo_engine_restarts", "Engines started after a death.", value=self._restarts)
         finished = CounterMetricFamily("octavo_requests", "Requests ended, by reason.", labels=["finish_reason"])
         for reason, count in self._finished.items():

@@ -70,8 +70,9 @@ class RequestState:
         self.kv = kv
         self.status = Status.WAITING
         self.num_computed = 0
-        self.computed_once = 0
-        """Positions below this were computed or found at some time: computing them again is recomputation."""
+        self.computed_once = self.num_known - 1 if request.generated else 0
+        """Positions below this were computed or found at some time, in an engine before this one too: computing them
+        again is recomputation."""
         self.drawing = False
         self.slot: int | None = None
         """Set while the executor knows the request."""

@@ -139,6 +139,7 @@ class Responder:
                     raise _failure(piece.error, piece.code, batch)
                 answers[request_id].add(piece)
                 left -= piece.finish_reason is not None
+        self._count_reply()
         logprobs = self._job.requests[0].params.logprobs is not None
         body = self._shape.body(list(answers.values()), self._job.usage(), logprobs)
         await send(
@@ -174,6 +175,7 @@ class Responder:
         return [event for event in events if event], ended
 
     def _ending(self) -> bytes:
+        self._count_reply()
         if self._job.include_usage:
             return self._shape.usage_chunk(self._job.usage()) + DONE
         return DONE
@@ -203,6 +205,9 @@ class Responder:
             self._metrics.first_token(now - self._arrived)
         else:
             self._metrics.tokens(now - before, len(delta.tokens))
+
+    def _count_reply(self) -> None:
+        self._metrics.replied(*self._job.counts())
 
     def _count_end(self, piece: Piece, delta: TokenDelta) -> None:
         if piece.finish_reason is not None:

@@ -37,15 +37,22 @@ class Job:
     include_usage: bool
     created: int
 
-    def usage(self) -> dict[str, object]:
-        """Each prompt counts once, whatever n is, and so do its cached tokens (those of its first choice)."""
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, those of them that were cached, and tokens of all choices.
+
+        Each prompt counts once, whatever n is, and so do its cached tokens (those of its first choice).
+        """
         choices = list(self.choices.values())
-        completion = sum(choice.completion_tokens for choice in choices)
         cached = sum(choice.cached_tokens for choice in choices[:: self.n])
+        return sum(self.prompt_tokens), cached, sum(choice.completion_tokens for choice in choices)
+
+    def usage(self) -> dict[str, object]:
+        """The counts as the API has them."""
+        prompt, cached, completion = self.counts()
         return {
-            "prompt_tokens": sum(self.prompt_tokens),
+            "prompt_tokens": prompt,
             "completion_tokens": completion,
-            "total_tokens": sum(self.prompt_tokens) + completion,
+            "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 

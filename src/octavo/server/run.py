@@ -21,6 +21,7 @@ from types import FrameType
 
 import octavo
 from octavo.config import ConfigError, EngineConfig, ModelConfig, ServerConfig, is_loopback
+from octavo.engine.guard import open_standard_streams
 from octavo.engine.supervisor import ENGINE_COMMAND, EngineProcess
 from octavo.models.locate import cached_model, locate_model, with_files
 from octavo.models.spec import ModelError
@@ -42,6 +43,7 @@ def run_server(engine: EngineConfig, config: ServerConfig, command: Sequence[str
 
     The process is to end then: signals are ignored from there on, so that a late one prints no traceback.
     """
+    open_standard_streams()
     for number in SIGNALS:
         signal.signal(number, _leave)
     process: EngineProcess | None = None
