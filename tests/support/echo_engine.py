@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.config import EngineConfig
-from octavo.engine.__main__ import end, inherited, serve
+from octavo.engine import guard
+from octavo.engine.process import serve
 from octavo.models.tokenizer import load_tokenizer
 from octavo.types import (
     KVGroupSpec,
@@ -112,4 +113,4 @@ def build_echo(config: EngineConfig, progress: Callable[[str, float | None], Non
 
 
 if __name__ == "__main__":
-    end(serve(inherited(), build_echo))
+    guard.end(serve(guard.begin(), build_echo))

@@ -39,7 +39,7 @@ class _Suspect:
     weight: int = 0
     """Deaths since it was cleared."""
     alone: int = 0
-    """Engines that died with it alone."""
+    """Of those, engines that had nobody else."""
     probation: int = PROBATION
     sent_with: int = 0
     """Tokens it had when it was sent to the engine of now."""
@@ -137,7 +137,7 @@ class Suspects:
         suspect = self._suspects.get(id)
         if suspect is None or not suspect.weight or tokens[id] - suspect.sent_with < suspect.probation:
             return []
-        suspect.weight = 0
+        suspect.weight = suspect.alone = 0
         suspect.probation *= 2
         return self._tried(id, tokens)
 
