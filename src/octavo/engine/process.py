@@ -115,7 +115,8 @@ class _Engine:
             _print_traceback()
             return _fatal(channel, f"the engine failed: {type(error).__name__}: {error}")
         finally:
-            self._journal.mark(Phase.IDLE)
+            if orderly:  # otherwise who was in the step is still to be read
+                self._journal.mark(Phase.IDLE)
             core.close(keep=orderly)
             executor.close()
 
