@@ -130,6 +130,8 @@ class _Engine:
                 journal.mark(Phase.IDLE)
             messages = channel.poll(_IDLE_SECONDS if idle else 0.0)
             journal.mark(Phase.HOST)
+            if idle:
+                core.pins.expire()
             if idle and not messages and unchecked:
                 core.validate()
                 unchecked = False
@@ -138,6 +140,8 @@ class _Engine:
                     return 0
                 draining = draining or isinstance(message, Drain)
                 core.handle(message)
+            for reply in core.take_replies():
+                channel.send(reply)
             if core.has_work:
                 unchecked = True
                 output = core.step()
