@@ -18,9 +18,9 @@ from octavo.bench.serve.client import Client
 from octavo.bench.serve.target import Target
 
 PATH = "/v1/completions"
-PLACES = 16
-"""Requests that run at once."""
-PROMPT, OUTPUT = 64, 32
+Size = tuple[int, int]
+"""Tokens of a prompt and of its answer."""
+SIZE, SHORT_SIZE = (64, 32), (16, 8)
 SLO_TTFT = 2.0
 """Seconds to the first token within which an answer counts as good."""
 
@@ -39,7 +39,7 @@ def _target(server: ServerProcess, tenant: str) -> TenantTarget:
     return TenantTarget(server.host, server.port, tenant=tenant)
 
 
-def _body(rng: random.Random, prompt: int = PROMPT, output: int = OUTPUT) -> bytes:
+def _body(rng: random.Random, prompt: int, output: int) -> bytes:
     return msgspec.json.encode(
         {
             "prompt": [rng.randrange(1000, 40000) for _ in range(prompt)],
@@ -52,9 +52,9 @@ def _body(rng: random.Random, prompt: int = PROMPT, output: int = OUTPUT) -> byt
     )
 
 
-async def at_rate(target: Target, rate: float, seconds: float, rng: random.Random) -> list[Answer]:
+async def at_rate(target: Target, rate: float, seconds: float, rng: random.Random, size: Size) -> list[Answer]:
     """Requests at random moments, whether or not the ones before are answered."""
-    moments = list(itertools.takewhile(lambda t: t < seconds, itertools.accumulate(_gaps(rng, rate))))
+    moments = [0.0, *itertools.takewhile(lambda t: t < seconds, itertools.accumulate(_gaps(rng, rate)))]
     begin = time.monotonic()
     async with Client(target, timeout=120) as client:
 
@@ -62,7 +62,7 @@ async def at_rate(target: Target, rate: float, seconds: float, rng: random.Rando
             await asyncio.sleep(max(0.0, begin + moment - time.monotonic()))
             return await client.stream(PATH, body, due=begin + moment)
 
-        return list(await asyncio.gather(*[one(moment, _body(rng)) for moment in moments]))
+        return list(await asyncio.gather(*[one(moment, _body(rng, *size)) for moment in moments]))
 
 
 def _gaps(rng: random.Random, rate: float) -> Iterable[float]:
@@ -70,7 +70,7 @@ def _gaps(rng: random.Random, rate: float) -> Iterable[float]:
         yield rng.expovariate(rate)
 
 
-async def in_turn(target: Target, clients: int, seconds: float, rng: random.Random) -> list[Answer]:
+async def in_turn(target: Target, clients: int, seconds: float, rng: random.Random, size: Size) -> list[Answer]:
     """Clients that send a request as soon as the one before is answered, until `seconds` have passed."""
     end = time.monotonic() + seconds
     answers: list[Answer] = []
@@ -78,7 +78,7 @@ async def in_turn(target: Target, clients: int, seconds: float, rng: random.Rand
 
         async def loop() -> None:
             while time.monotonic() < end:
-                answers.append(await client.stream(PATH, _body(rng)))
+                answers.append(await client.stream(PATH, _body(rng, *size)))
 
         await asyncio.gather(*[loop() for _ in range(clients)])
     return answers
@@ -100,24 +100,27 @@ def _ttft(answers: list[Answer], share: float = 0.95) -> float:
 
 def tenants(short: bool) -> dict[str, Any]:
     """One tenant sends ten times another's load; then both have always somebody waiting."""
-    seconds = 3.0 if short else 100.0
+    seconds, places, size = (3.0, 4, SHORT_SIZE) if short else (100.0, 16, SIZE)
     rng = random.Random()
-    args = ["--tenant-header", "X-Tenant", "--max-num-seqs", str(PLACES), "--no-prefix-cache"]
+    args = ["--tenant-header", "X-Tenant", "--max-num-seqs", str(places), "--no-prefix-cache"]
     with ServerProcess(args) as server:
         big, small = _target(server, "big"), _target(server, "small")
-        capacity = _rate(asyncio.run(in_turn(big, PLACES, seconds / 2, rng)))
+        capacity = _rate(asyncio.run(in_turn(big, places, seconds / 2, rng, size)))
         rate = capacity / 12
-        alone = asyncio.run(at_rate(small, rate, seconds, rng))
+        alone = asyncio.run(at_rate(small, rate, seconds, rng, size))
 
         async def beside() -> tuple[list[Answer], list[Answer]]:
-            many, few = await asyncio.gather(at_rate(big, 10 * rate, seconds, rng), at_rate(small, rate, seconds, rng))
+            many, few = await asyncio.gather(
+                at_rate(big, 10 * rate, seconds, rng, size), at_rate(small, rate, seconds, rng, size)
+            )
             return many, few
 
         _, crowded = asyncio.run(beside())
 
         async def backlogged() -> tuple[list[Answer], list[Answer]]:
             many, few = await asyncio.gather(
-                in_turn(big, 10 * PLACES, seconds, rng), in_turn(small, 2 * PLACES, seconds, rng)
+                in_turn(big, (3 if short else 10) * places, seconds, rng, size),
+                in_turn(small, 2 * places, seconds, rng, size),
             )
             return many, few
 
@@ -146,23 +149,24 @@ def _good(answers: list[Answer], seconds: float) -> float:
 def overload(short: bool) -> dict[str, Any]:
     """Three times what is sustainable, then normal again."""
     seconds, quiet, settling = (4.0, 2.5, 2.0) if short else (300.0, 60.0, 10.0)
+    places, size = (4, SHORT_SIZE) if short else (16, SIZE)
     rng = random.Random()
-    args = ["--max-num-seqs", str(PLACES), "--max-queue-requests", str(PLACES), "--no-prefix-cache"]
+    args = ["--max-num-seqs", str(places), "--max-queue-requests", str(places), "--no-prefix-cache"]
     with ServerProcess(args) as server:
         target = server.target
-        sustainable = 0.9 * _rate(asyncio.run(in_turn(target, PLACES, quiet, rng)))
-        best = asyncio.run(at_rate(target, sustainable, quiet, rng))
-        normal = asyncio.run(at_rate(target, sustainable / 2, quiet, rng))
+        sustainable = 0.9 * _rate(asyncio.run(in_turn(target, places, quiet, rng, size)))
+        best = asyncio.run(at_rate(target, sustainable, quiet, rng, size))
+        normal = asyncio.run(at_rate(target, sustainable / 2, quiet, rng, size))
         memory = server.memory_bytes()
-        flood = asyncio.run(at_rate(target, 3 * sustainable, seconds, rng))
+        flood = asyncio.run(at_rate(target, 3 * sustainable, seconds, rng, size))
         growth = server.memory_bytes() - memory
         began = time.monotonic()
-        after = asyncio.run(at_rate(target, sustainable / 2, settling + quiet, rng))
+        after = asyncio.run(at_rate(target, sustainable / 2, settling + quiet, rng, size))
         late = [answer for answer in after if answer.due - began >= settling]
     refused = sorted(answer.ended - answer.sent for answer in flood if answer.status == 429)
     others = [answer.detail for answer in flood if answer.failure and answer.status != 429]
     slowest = refused[min(len(refused) - 1, int(0.99 * len(refused)))] if refused else 0.0
-    kept = _good(flood, seconds) / _good(best, quiet)
+    kept = _good(flood, seconds) / max(1e-9, _good(best, quiet))
     again = _ttft(late) / _ttft(normal)
     flat = growth < (64 << 20)
     return {
