@@ -11,7 +11,7 @@ import pytest
 
 from octavo.bench.peers.compare import compare
 from octavo.bench.peers.contender import Contender, Room, Timing, Work, rates
-from octavo.bench.peers.environments import Environment
+from octavo.bench.peers.environments import Environment, pins
 from octavo.bench.peers.guard import Guard, session_pids
 from octavo.bench.peers.html_report import report_html
 from octavo.bench.peers.http import HTTP_FULL, HTTP_QUICK, http
@@ -131,7 +131,7 @@ def test_every_server_gets_the_same_room(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     commands = {}
     for peer in ("octavo", "vllm", "llamacpp"):
-        environment = None if peer == "octavo" else Environment(peer, tmp_path, {})
+        environment = None if peer == "octavo" else Environment(peer, tmp_path, pins(peer))
         made = http(peer, "bf16", file, environment, room)
         assert made.name == f"{peer} bf16 http" and made.load["fields"]["ignore_eos"] is True
         commands[peer] = " ".join(made.load["command"])
