@@ -67,7 +67,11 @@ class LLM:
         loading = _Loading(sys.stderr)
         try:
             self._executor = build_executor(config, loading)
-            tier = open_tier(self._executor.config.kv, self._executor.info, self._executor.pages)
+            try:
+                tier = open_tier(self._executor.config.kv, self._executor.info, self._executor.pages)
+            except BaseException:
+                self._executor.close()
+                raise
             self._core = EngineCore(self._executor.config, self._executor, tier=tier)
         except BaseException:
             self._text.close()

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20
 """Of blocks that wait to be written."""
-CLOSE_SECONDS = 4.0
-"""An orderly end has this long to keep what the pages hold."""
+CLOSE_SECONDS = 2.0
+"""An orderly end has this long to keep what the pages hold; less than the parent waits before it ends the engine."""
 _AHEAD = 16
 """Blocks that the system is told of before they are read."""
 
