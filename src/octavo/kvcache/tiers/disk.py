@@ -1,6 +1,6 @@
 """The tier on disk: two threads between the pages and the store.
 
-Evicted blocks are copied on the engine's thread (a copy in memory, a tenth of a millisecond) into buffers of bounded
+Evicted blocks are copied on the engine's thread (a copy in memory) into buffers of bounded
 size; the writer's thread puts them on disk. Where it is behind, blocks are dropped and counted. The reader's thread
 fetches blocks straight into the pages of the request that waits for them. The step never waits for the disk.
 
