@@ -61,12 +61,13 @@ class Tally:
 
 
 def abuse(short: bool) -> dict[str, Any]:
-    """100 slow readers, 10 000 connections, 2 000 aborts (short: 12, 500 and 40, with a shorter time to send)."""
-    size = Size(12, 500, 40, 30) if short else Size(100, 10_000, 2000, 90)
-    warm = Size(8, 100, 20, 30) if short else Size(20, 1000, 200, 90)
+    """100 slow readers, 10 000 connections, 2 000 aborts (short: 8, 200 and 20, with a shorter time to send)."""
+    size = Size(8, 200, 20, 30) if short else Size(100, 10_000, 2000, 90)
+    warm = Size(6, 100, 10, 30) if short else Size(20, 1000, 200, 90)
     seed = random.SystemRandom().randrange(2**32)
-    with ServerProcess(["--send-seconds", "2"] if short else []) as server:
-        run = Run(server)
+    pool = 4096 if short else 16384
+    with ServerProcess(["--kv-tokens", str(pool), *(["--send-seconds", "2"] if short else [])]) as server:
+        run = Run(server, pool)
         before, after = asyncio.run(run.measure(warm, size, seed))
     tally = run.tally
     left = [
@@ -96,14 +97,16 @@ def abuse(short: bool) -> dict[str, Any]:
 class Run:
     """The good streams, and what they meet."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, pool: int) -> None:
         self.server = server
+        self._pool = pool
         self.tally = Tally()
         self._going = asyncio.Event()
         self._over = False
 
     async def measure(self, warm: Size, size: Size, seed: int) -> tuple[State, State]:
         """What is held after a small round, and after the whole one."""
+        await self._touch_pages()
         bodies = [{**body, "max_tokens": 48} for body in fixed_requests(100)[:_GOOD]]
         solo = [await stream_once(self.server.target, CHAT, body) for body in bodies]
         good = [asyncio.create_task(self._stream(body, alone)) for body, alone in zip(bodies, solo, strict=True)]
@@ -113,6 +116,15 @@ class Run:
             self._over = True
             self._going.set()
             await asyncio.gather(*good)
+
+    async def _touch_pages(self) -> None:
+        """Uses every page of the pool once: pages count as memory from their first use."""
+        length = 2000
+        for first in range(0, self._pool, length):
+            prompt = [100 + (first + 7 * i) % 40_000 for i in range(length)]
+            body = {"prompt": prompt, "max_tokens": 1, "cache_salt": f"page {first}"}
+            answer = await stream_once(self.server.target, "/v1/completions", body)
+            assert answer.done, answer
 
     async def _phases(self, size: Size, rng: random.Random) -> State:
         self._going.set()

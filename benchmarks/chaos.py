@@ -29,9 +29,9 @@ def _seed() -> int:
 
 
 def kills(short: bool) -> dict[str, Any]:
-    """SIGKILL of the engine every 20 s for 5 minutes under 32 streams (short: every 3 s, 8 streams, 10 seconds)."""
-    sizes = Sizes(8, 8, (50, 120), (60, 120)) if short else Sizes(96, 32)
-    every, seconds = (3.0, 10.0) if short else (20.0, 300.0)
+    """SIGKILL of the engine every 20 s for 5 minutes under 32 streams (short: every 3 s, 4 streams, 6 seconds)."""
+    sizes = Sizes(4, 4, (30, 60), (40, 60)) if short else Sizes(96, 32)
+    every, seconds = (3.0, 6.0) if short else (20.0, 300.0)
     report = measure(_ENGINE, make_plan(_seed(), sizes, _vocabulary()), every, seconds)
     gap = median(report.gaps) if report.gaps else 0.0
     met = report.whole and len(report.kills) > 0 and (short or gap < 3.0) and _counted(report)
@@ -46,7 +46,7 @@ def kills(short: bool) -> dict[str, Any]:
 
 def poison(short: bool) -> dict[str, Any]:
     """One request that crashes the engine each time it runs, among 16 good ones."""
-    sizes = Sizes(17, 17, (50, 100), (40, 80)) if short else Sizes(17, 17)
+    sizes = Sizes(17, 17, (20, 40), (20, 30)) if short else Sizes(17, 17)
     report = measure(_ENGINE, make_plan(_seed(), sizes, _vocabulary(), poison="segv"))
     errors = [stream.error or "" for stream in report.poisoned]
     return {

@@ -25,7 +25,7 @@ from octavo.kvcache.tiers.disk import open_tier
 from octavo.models.store import default_model
 from octavo.types import EngineStats, NewRequest, SamplingParams
 
-TOKENS = 2048
+TOKENS, SHORT_TOKENS = 2048, 512
 _POOL = 3 * TOKENS
 _PATIENCE_SECONDS = 60.0
 
@@ -102,29 +102,29 @@ def read_rate(files: list[Path]) -> float:
 def disk_tier(short: bool) -> dict[str, Any]:
     """See the module."""
     rng = random.Random()
-    count = 3 if short else 12
+    count, tokens = (3, SHORT_TOKENS) if short else (12, TOKENS)
     Path("bars").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir="bars", prefix="disk-tier-") as folder:
         directory = Path(folder) / "kv"
         with engine(directory) as first:
-            prompts = [[rng.randrange(100, first.vocab) for _ in range(TOKENS)] for _ in range(count)]
+            prompts = [[rng.randrange(100, first.vocab) for _ in range(tokens)] for _ in range(count)]
             computed = [first.ask(prompt) for prompt in prompts]
             _settle(first, directory)
         files = list(directory.glob("*.kv"))
         os.sync()
-        size = TOKENS // 32 * files[0].stat().st_size
+        size = tokens // 32 * files[0].stat().st_size
         rows: list[dict[str, float]] = []
         same = True
         with engine(directory) as second:
             for prompt, cold in zip(prompts, computed, strict=True):
                 forget(files)
-                rate = read_rate(rng.sample(files, min(len(files), TOKENS // 32)))
+                rate = read_rate(rng.sample(files, min(len(files), tokens // 32)))
                 forget(files)
                 hit = second.ask(prompt)
                 memory = second.ask(prompt)
                 again = second.ask(prompt, salt=str(rng.random()))
                 same = same and hit.tokens == memory.tokens == again.tokens == cold.tokens
-                assert hit.cached >= TOKENS - 32 and again.cached == 0, (hit, again)
+                assert hit.cached >= tokens - 32 and again.cached == 0, (hit, again)
                 rows.append(
                     {
                         "disk": hit.seconds,

@@ -119,7 +119,7 @@ def install_size(short: bool) -> dict[str, Any]:
 
 def batching(short: bool) -> dict[str, Any]:
     """Decode tokens a second of 32 streams against one, through the server, interleaved."""
-    repeats = 2 if short else 5
+    repeats = 1 if short else 5
     single: list[float] = []
     many: list[float] = []
     with ServerProcess(["--no-prefix-cache"]) as server:

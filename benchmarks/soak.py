@@ -54,10 +54,10 @@ def fixed_requests(count: int = 100) -> list[dict[str, Any]]:
 
 
 def soak(short: bool) -> dict[str, Any]:
-    """64 chats at once, a third disconnecting, 5 minutes (short: 16 chats, 10 seconds)."""
-    width, seconds = (16, 10.0) if short else (64, 300.0)
+    """64 chats at once, a third disconnecting, 5 minutes (short: 16 chats, 6 seconds)."""
+    width, seconds = (16, 6.0) if short else (64, 300.0)
     seed = random.SystemRandom().randrange(2**32)
-    bodies = fixed_requests(24 if short else 100)
+    bodies = fixed_requests(10 if short else 100)
     with ServerProcess(["--kv-tokens", "4096" if short else "16384"]) as server:
         solo = asyncio.run(solo_answers(server, bodies))
         before = settled_memory(server, bodies, solo, width, min(seconds / 5, 30))

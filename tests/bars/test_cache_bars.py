@@ -48,3 +48,8 @@ def test_state_machines_run_as_a_row(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_cost_of_a_miss_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     result = _told(capsys, "prefix-no-hit")
     assert 0 < result["details"]["share"] < 0.05
+
+
+def test_blocks_from_disk_come_back_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _told(capsys, "disk-tier")
+    assert result["details"]["same_tokens"] and len(result["details"]["rows"]) == 3

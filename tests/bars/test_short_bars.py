@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import disk_tier, rows
+from benchmarks import rows
 from benchmarks.bars import ROWS, verdict
 from benchmarks.serving import ServerProcess
 from octavo.bench.serve.client import fetch
@@ -46,21 +46,6 @@ def test_chats_cut_off_at_random_leave_nothing_behind_and_answers_equal_solo_run
     result = rows.soak(short=True)
     with capsys.disabled():
         print("\nsoak:", verdict(result))
-    assert result["met"], result
-
-
-def test_blocks_from_disk_come_back_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
-    result = disk_tier.disk_tier(short=True)
-    with capsys.disabled():
-        print("\ndisk-tier:", verdict(result))
-    assert result["details"]["same_tokens"] and len(result["details"]["rows"]) == 3
-
-
-@pytest.mark.parametrize("name", ["kills", "poison", "orphans"])
-def test_nothing_is_lost_when_engines_or_the_server_die(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = ROWS[name](True)
-    with capsys.disabled():
-        print(f"\n{name}:", verdict(result))
     assert result["met"], result
 
 

@@ -23,7 +23,7 @@ from tests.support.tiny import Tiny, write_hf
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    model = write_hf(tmp_path_factory.mktemp("bench") / "model", Tiny(max_context=2048))
+    model = write_hf(tmp_path_factory.mktemp("bench") / "model", Tiny(max_context=4096))
     return EngineConfig(model=ModelConfig(path=str(model.path)), kv=KVConfig(size_tokens=8192))
 
 
