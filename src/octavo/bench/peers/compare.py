@@ -1,9 +1,10 @@
 """The comparison itself: contenders loaded together, each stopped while another runs, the same work in turns.
 
 A round takes every work once; within a work all contenders run one right after the other, in an order drawn anew, so
-that a machine that drifts carries all of them along. Ratios are formed within a round and work. Where memory does not
-hold all of them, they are split into groups, each with Octavo's own contenders in it. A contender that fails is left
-out from there on, with its reason; the others go on. Life: one call of `compare`.
+that a machine that drifts carries all of them along. Ratios are formed within a round and work. Those that are driven
+offline are done before servers are started. Where memory does not hold all of them, they are split into groups, each
+with Octavo's own contenders in it. A contender that fails is left out from there on, with its reason; the others go
+on, and so do they where the quick form (lean.py) leaves one out. Life: one call of `compare`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import psutil
 from octavo.bench.machine import Watch
 from octavo.bench.peers.contender import Contender, Sample, Timing, Work, rates
 from octavo.bench.peers.guard import Guard
+from octavo.bench.peers.lean import followers, hopeless, rates_of
 from octavo.bench.peers.worker import Worker, WorkerError
 from octavo.bench.workload import constant, random_workload
 from octavo.models.store import cache_dir
@@ -40,6 +42,8 @@ class Seen:
     start_seconds: float = 0.0
     memory_bytes: int = 0
     problem: str | None = None
+    left_out: str | None = None
+    """Why the quick form did without it."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +63,29 @@ class Comparison:
 
 
 def compare(
-    contenders: Sequence[Contender], works: Sequence[Work], rounds: int, seed: int, vocab: int, say: Say
+    contenders: Sequence[Contender],
+    works: Sequence[Work],
+    rounds: int,
+    seed: int,
+    vocab: int,
+    say: Say,
+    lean: bool = False,
 ) -> Comparison:
-    """Runs all of it. vocab: token ids are below it."""
+    """Runs all of it. vocab: token ids are below it. lean: forms that cannot be the best ones are left out."""
     began = time.monotonic()
     seen = {contender.name: Seen() for contender in contenders}
     assert len(seen) == len(contenders), "two contenders have one name"
-    groups = make_groups(contenders, psutil.virtual_memory().available - _SPARE_BYTES)
-    for contender in contenders:
-        if not any(contender in group for group in groups):
-            seen[contender.name].problem = (
-                f"{contender.name} needs about {contender.need_bytes / 1e9:.1f} GB of memory beside Octavo, "
-                "which this machine does not have free"
-            )
+    groups: list[list[Contender]] = []
     samples: list[Sample] = []
     with Watch() as watch, Guard() as guard:
-        for index, group in enumerate(groups):
-            turns = _Turns(group, works, random.Random(f"{seed} {index}"), index, seen, say)
-            samples += turns.run(guard, rounds, vocab)
+        for way in sorted({contender.way for contender in contenders}, reverse=True):
+            if lean:
+                _leave(seen, followers(contenders, rates_of(samples, works), works), say)
+            members = [one for one in contenders if one.way == way and seen[one.name].left_out is None]
+            for group in _fitting(members, seen):
+                turns = _Turns(group, works, random.Random(f"{seed} {len(groups)}"), len(groups), seen, say)
+                groups.append(group)
+                samples += turns.run(guard, rounds, vocab, lean)
     return Comparison(
         contenders=tuple(contenders),
         works=tuple(works),
@@ -88,6 +97,24 @@ def compare(
         others=watch.share,
         seconds=time.monotonic() - began,
     )
+
+
+def _leave(seen: dict[str, Seen], reasons: dict[str, str], say: Say) -> None:
+    for name, reason in reasons.items():
+        seen[name].left_out = reason
+        say(reason)
+
+
+def _fitting(contenders: Sequence[Contender], seen: dict[str, Seen]) -> list[list[Contender]]:
+    """Groups that memory holds; who fits in none has a problem."""
+    groups = make_groups(contenders, psutil.virtual_memory().available - _SPARE_BYTES)
+    for contender in contenders:
+        if not any(contender in group for group in groups):
+            seen[contender.name].problem = (
+                f"{contender.name} needs about {contender.need_bytes / 1e9:.1f} GB of memory beside Octavo, "
+                "which this machine does not have free"
+            )
+    return groups
 
 
 def make_groups(contenders: Sequence[Contender], free: int) -> list[list[Contender]]:
@@ -128,7 +155,7 @@ class _Turns:
         self._say = say
         self._active: list[Worker] = []
 
-    def run(self, guard: Guard, rounds: int, vocab: int) -> list[Sample]:
+    def run(self, guard: Guard, rounds: int, vocab: int, lean: bool) -> list[Sample]:
         """Loads, warms up, measures, ends; whatever happens no worker stays."""
         samples: list[Sample] = []
         try:
@@ -142,10 +169,20 @@ class _Turns:
             for number in range(rounds):
                 for work in self._works:
                     samples += self._round(number, rounds, work, vocab)
+                if lean and number == 0:
+                    self._thin_out(samples)
         finally:
             for worker in self._active:
                 worker.kill()
         return samples
+
+    def _thin_out(self, samples: Sequence[Sample]) -> None:
+        """Ends the forms that are far behind."""
+        left = hopeless(self._group, rates_of(samples, self._works), self._works)
+        _leave(self._seen, left, self._say)
+        for worker in [worker for worker in self._active if worker.contender.name in left]:
+            self._active.remove(worker)
+            worker.kill()
 
     def _load(self, worker: Worker) -> None:
         seen = self._seen[worker.contender.name]

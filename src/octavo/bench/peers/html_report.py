@@ -53,6 +53,7 @@ def report_html(values: dict[str, Any]) -> str:
         costs=_costs(result),
         contenders=result.contenders,
         problems=[*result.problems, *(f"{one.name}: {one.problem}" for one in result.contenders if one.problem)],
+        left_out=[one.left_out for one in result.contenders if one.left_out],
         drawn=_drawn,
         limits=None if any(line.startswith("limits") for line in result.lines) else result.machine.get("limits"),
     )

@@ -105,6 +105,8 @@ def text_of(found: Comparison, rows: Sequence[Row], ratios: Sequence[Against], l
         seen = found.seen[contender.name]
         if seen.problem is not None:
             out.append(f"problem    {seen.problem}")
+        if seen.left_out is not None:
+            out.append(f"left out   {seen.left_out}")
         if seen.facts:
             facts = ", ".join(f"{name} {value}" for name, value in seen.facts.items() if name != "vocab")
             out.append(f"{contender.name:24s} {facts}; ready in {seen.start_seconds:.1f} s; {_mb(seen.memory_bytes)}")

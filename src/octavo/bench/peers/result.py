@@ -46,6 +46,7 @@ class ContenderRead(msgspec.Struct, frozen=True):
     start_seconds: float | None = None
     memory_bytes: float | None = None
     problem: str | None = None
+    left_out: str | None = None
 
 
 class SampleRead(msgspec.Struct, frozen=True):

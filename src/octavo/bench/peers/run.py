@@ -46,7 +46,7 @@ def run_comparison(
     """The report for a person, and the result for a file."""
     isa = _native.isas()[0]
     limits = measure_limits(isa, plan.room.threads, source.path.stat().st_size)
-    found = compare(plan.contenders, plan.works, rounds, seed, source.vocab, say)
+    found = compare(plan.contenders, plan.works, rounds, seed, source.vocab, say, lean=quick)
     setting = Setting(isa, plan.room.threads, limits, source.path, file_digest(source.path, cache_dir()), quick)
     rows = rows_of(found)
     ratios = ratios_of(found, rows)
