@@ -24,7 +24,7 @@ def _work(users: int, prompt: int, output: int) -> Work:
     return Work(f"serve-{users}", users, prompt, output, "output", way="http", requests=_EACH * users)
 
 
-HTTP_QUICK = (_work(1, 64, 48), _work(8, 64, 32), _work(32, 32, 24))
+HTTP_QUICK = (_work(8, 64, 32), _work(32, 32, 24))
 HTTP_FULL = (_work(1, 128, 64), _work(8, 128, 64), _work(32, 128, 64))
 
 _SAME = {"temperature": 0.0, "ignore_eos": True}

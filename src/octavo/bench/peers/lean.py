@@ -13,7 +13,7 @@ from statistics import median
 
 from octavo.bench.peers.contender import Contender, Sample, Work
 
-FAR = 1.5
+FAR = 1.3
 """Times slower in every work: rounds differ by less, so such a form is not the best one."""
 _OWN = "octavo"
 
