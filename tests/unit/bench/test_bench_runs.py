@@ -21,9 +21,12 @@ from octavo.config import EngineConfig, KVConfig, ModelConfig
 from tests.support.tiny import Tiny, write_hf
 
 
+CONTEXT = 4096
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    model = write_hf(tmp_path_factory.mktemp("bench") / "model", Tiny(max_context=4096))
+    model = write_hf(tmp_path_factory.mktemp("bench") / "model", Tiny(max_context=CONTEXT))
     return EngineConfig(model=ModelConfig(path=str(model.path)), kv=KVConfig(size_tokens=8192))
 
 
@@ -83,7 +86,7 @@ def test_every_ready_made_pair_makes_work_that_its_settings_take(name: str, conf
     longest = max(len(item.prompt) + item.max_tokens for item in work.items)
     for change in (pair.a, pair.b):
         changed = change(config)
-        assert longest <= (changed.model.max_model_len or 2048)
+        assert longest <= (changed.model.max_model_len or CONTEXT)
         assert longest <= (changed.kv.size_tokens or 0)
         budget = changed.scheduler.max_num_batched_tokens
         assert changed.scheduler.chunked_prefill or budget >= longest
