@@ -20,7 +20,6 @@ from octavo.cli.main import cli
 from octavo.config import EngineConfig, KVConfig, ModelConfig
 from tests.support.tiny import Tiny, write_hf
 
-
 CONTEXT = 4096
 
 
