@@ -20,7 +20,9 @@ def test_an_overloaded_server_refuses_and_goes_on(capsys: pytest.CaptureFixture[
     result = pressure.overload(short=True)
     with capsys.disabled():
         print("\noverload:", verdict(result))
+    assert result["details"]["refused_max"] is not None, "nobody was refused"
     assert not result["details"]["others"], result
+    assert min(result["details"]["goodput"]) > 0, result
 
 
 def test_no_row_of_pressure_is_lost() -> None:

@@ -1,4 +1,4 @@
-"""Kinds of fault seen in other engines, as small cases on the ledger: F2, F4, G1, G2, G4, G5 and H2."""
+"""Kinds of fault seen in other engines, as small cases on the ledger: F1, F2, F4, G1 to G5 and H2."""
 
 from __future__ import annotations
 
@@ -86,6 +86,23 @@ def test_g2_preempted_requests_go_on_where_they_stopped() -> None:
     assert rig.stats.cached_prompt_tokens == 0 and rig.stats.prefix_queries == 6 * 40
     assert rig.stats.recomputed_tokens + rig.stats.resumed_tokens > 0
     rig.check_answers()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_g3_a_prompt_in_chunks_draws_nothing_before_its_last_one(depth: int) -> None:
+    rng = fresh_random()
+    prompt = random_tokens(rng, 50)
+    whole, chunked = (
+        Rig(pool_tokens=512, depth=depth, max_num_batched_tokens=budget, prefix_cache=False) for budget in (64, 8)
+    )
+    for rig in (whole, chunked):
+        rig.send(make_request(1, prompt, 5, seed=3, logprobs=0, ignore_eos=True))
+        rig.run()
+        rig.check_answers()
+    assert chunked.tokens == whole.tokens
+    drew = [work.sample for plan in chunked.ledger.plans for work in plan.work]
+    assert drew == [False] * 6 + [True] * 5
+    assert chunked.first_token_step[1] - whole.first_token_step[1] == 6
 
 
 @pytest.mark.parametrize("longs", [1, 3])

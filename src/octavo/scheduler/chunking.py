@@ -11,6 +11,7 @@ admitted prompt with r positions left draws its first token within `wait_bound(r
 request that is not admitted waits, from being the oldest on, no longer than those that run: nobody who came later is
 given a place or a page that it needs (scheduler.py, `_admit`). A preemption starts the count again, and there are at
 most two of those (admission.py). Before it is the oldest, the same bound holds for each that came before it.
+With `target_itl_ms` it gets one token a step at least (budget.py).
 
 Off: `scheduler.chunked_prefill = False` makes `WholePrompts`: a prompt is computed in one step, in order of age. Its
 budget rule: the decodes are held back as far as the oldest prompt needs, so a prompt never waits for them to end;

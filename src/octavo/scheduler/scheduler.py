@@ -163,10 +163,10 @@ class Scheduler:
             if not self._admit(request):
                 break
         decodes, prompts = self._split()
-        self.step_budget = self._budget.tokens(decodes, prompts)
+        self.step_budget, most = self._budget.of(decodes, prompts)
         draft = Draft(self.step_budget)
         if prompts or self.waiting:
-            held_back = self._chunking.hold_back(prompts, len(decodes), draft.budget)
+            held_back = min(most, self._chunking.hold_back(prompts, len(decodes), draft.budget))
             decodes = self._plan_decodes(draft, decodes, held_back)
             self._plan_prompts(draft, prompts)
         self._plan_decodes(draft, decodes, 0)

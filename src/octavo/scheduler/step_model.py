@@ -72,6 +72,8 @@ class StepTimeModel:
         self._streak = 0
         """Unusual errors of one sign in a row; negative where steps were shorter."""
         self.observed = 0
+        self.largest = 0
+        """Positions computed in the largest step that taught something: what is far beyond is a guess."""
 
     @property
     def learnt(self) -> bool:
@@ -112,6 +114,7 @@ class StepTimeModel:
         self.observed += 1
         if self.observed > LEARNT and self._passed_over(error):
             return
+        self.largest = max(self.largest, load.tokens)
         self._update([value / scale for value in x], error)
 
     def _passed_over(self, error: float) -> bool:

@@ -12,14 +12,17 @@ from tests.unit.scheduler.test_scheduler import Bench
 Arrival = tuple[int, int, int]
 """(step, prompt tokens, tokens to generate)"""
 ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 150), st.integers(1, 30)), min_size=1, max_size=16)
+TARGETS = st.sampled_from([None, 0.1, 0.99, 1.02, 5.0])
+"""ms, where every step takes one."""
 
 
 @settings(max_examples=30)
-@given(arrivals=ARRIVALS, budget=st.integers(1, 40), seqs=st.sampled_from([2, 5, 16]), target=st.booleans())
+@given(arrivals=ARRIVALS, budget=st.integers(1, 40), seqs=st.sampled_from([2, 5, 16]), target=TARGETS)
 def test_the_oldest_prompt_draws_within_the_bound(
-    arrivals: list[Arrival], budget: int, seqs: int, target: bool
+    arrivals: list[Arrival], budget: int, seqs: int, target: float | None
 ) -> None:
-    bench = Bench(blocks=256, max_num_seqs=seqs, max_num_batched_tokens=budget, target_itl_ms=0.1 if target else None)
+    bench = Bench(blocks=256, max_num_seqs=seqs, max_num_batched_tokens=budget, target_itl_ms=target)
+    bench.step_seconds = 0.001
     todo = sorted(arrivals)
     waiting: list[RequestState] = []
     head: RequestState | None = None

@@ -65,7 +65,10 @@ def test_before_anything_is_learnt_chunks_are_small() -> None:
     request = bench.add(1, 8)
     bench.step()
     budget = TargetBudget(512, 0.01, model)
-    assert budget.tokens([request], []) == 33
+    assert budget.of([request], []) == (33, 32)
     for _ in range(8):
         model.observe(StepLoad(1, 1, 10), 0.001)
-    assert budget.tokens([request], []) > 33
+    assert budget.of([request], []) == (33, 32), "what a prompt costs was not seen yet"
+    for _ in range(8):
+        model.observe(StepLoad(65, 1, 2000), 0.002)
+    assert budget.of([request], []).prompts == 130, "no more than twice the largest step seen"

@@ -21,6 +21,8 @@ class Bench:
         self.kv = KVManager([Group(blocks, prefix_cache)], 32, KeyContext("w", "n", 32))
         self.scheduler = Scheduler(SchedulerConfig(**config), self.kv)  # type: ignore[arg-type]
         self._arrivals = 0
+        self.step_seconds = 0.0
+        """What every step takes; 0 teaches the step-time model nothing."""
 
     def add(self, request_id: int, prompt: int | list[int], max_tokens: int = 100, **fields: object) -> RequestState:
         tokens = [10 + request_id] * prompt if isinstance(prompt, int) else prompt
@@ -37,7 +39,7 @@ class Bench:
 
     def retire(self, plan: StepPlan, token: int = 7) -> None:
         outputs = [SeqOutput((token,)) if work.sample else SeqOutput() for work in plan.work]
-        self.scheduler.retire(StepResult(plan.step_id, tuple(outputs), 0.0))
+        self.scheduler.retire(StepResult(plan.step_id, tuple(outputs), self.step_seconds))
         self.kv.validate()
 
     def step(self, token: int = 7) -> list[tuple[int, int]]:
