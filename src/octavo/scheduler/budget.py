@@ -84,7 +84,7 @@ class TargetBudget:
             return _FIRST
         count = len(decodes)
         context = sum(request.num_computed + 1 for request in decodes)
-        base = self._model.predict_load(StepLoad(count, count + 1, context))
+        base = self._model.predict_load(StepLoad(count, count, context))
         if base >= _HOPELESS * self._target:
             return _LEAST
         chunk = self._fitting(_AIM * self._target - base, start)
