@@ -1,4 +1,4 @@
-"""Kinds of fault seen in other engines, as small cases on the ledger: F1, F2, F4, G1 to G5 and H2."""
+"""Kinds of fault seen in other engines, as small cases on the ledger: F1, F2, F4, G1 to G5, H2 and N3."""
 
 from __future__ import annotations
 
@@ -182,4 +182,14 @@ def test_h2_aborting_waiting_requests_leaks_nothing(depth: int) -> None:
     assert sum(group.pool.used for group in rig.core.kv.groups) == used
     assert all(rig.finals[i].finish is FinishReason.ABORT for i in waiting)
     rig.run()
+    rig.check_answers()
+
+
+def test_n3_counters_never_fall_though_a_preempted_request_finds_more_than_it_had() -> None:
+    rng = fresh_random()
+    rig = Rig(pool_tokens=320, max_num_batched_tokens=512)
+    prefix = random_tokens(rng, 64)
+    rig.send(*[make_request(i, [*prefix, i], 80, ignore_eos=True) for i in range(6)])
+    rig.run()  # which looks at every counter after every step
+    assert rig.stats.preemptions > 0 and rig.stats.resumed_tokens > 0
     rig.check_answers()

@@ -115,6 +115,35 @@ def test_small_bodies_that_ask_for_huge_work_are_refused(echo: Server, fields: d
     assert refused(echo, {"prompt": "a", **fields}) == param
 
 
+def _nested(depth: int) -> dict[str, Any]:
+    """A schema of five branches a level."""
+    if not depth:
+        return {"type": "string"}
+    return {("anyOf", "oneOf")[depth % 2]: [_nested(depth - 1), *({"const": i} for i in range(4))]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _nested(12)}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "(a{1,1000}){1,1000}"}}, "structured_outputs"),
+        ({"guided_regex": "(?<=x)y"}, "guided_regex"),
+        ({"guided_grammar": "root ::= missing"}, "guided_grammar"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_would_have_to_be_compiled_is_refused_by_name(echo: Server, fields: dict[str, Any], param: str) -> None:
+    """Constrained answers are not built: nothing of a schema, pattern or grammar is looked at."""
+    assert refused(echo, {"prompt": "a", **fields}) == param
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert refused(echo, {**chat, **fields}, "/v1/chat/completions") == param
+
+
 def test_top_logprobs_need_logprobs(echo: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
     assert refused(echo, {**chat, "top_logprobs": 2}, "/v1/chat/completions") == "top_logprobs"
@@ -142,6 +171,7 @@ def test_a_body_over_the_limit_is_refused(echo: Server) -> None:
         b'{"prompt": "\xff\xfe"}',
         b'{"prompt": "a", "prompt": "b"}',
         b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "tools": ' + b'[{"a": ' * 1000 + b"1" + b"}]" * 1000 + b"}",
         b"",
         b"null",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,11 +16,14 @@ import msgspec
 import pytest
 
 from octavo.config import EngineConfig, KVConfig, ModelConfig, ServerConfig
-from octavo.engine import faults
+from octavo.engine import faults, watch
+from octavo.engine.client import AsyncEngineClient
+from octavo.types import NewRequest, SamplingParams
 from tests.server.test_lifecycle import Stream, started
 from tests.server.test_streams import finishes, joined
 from tests.support.serve import Serve
-from tests.support.server import ROOT, alive, children, echo_config, serving, spawn, wait_until
+from tests.support.server import ECHO, ROOT, alive, children, echo_config, serving, spawn, wait_until
+from tests.support.system import make_system
 from tests.support.tiny import Tiny, write_hf
 
 BODY = {"prompt": "the world", "max_tokens": 120, "ignore_eos": True, "temperature": 1.5, "seed": 11, "logprobs": 1}
@@ -101,6 +105,61 @@ def test_the_request_that_kills_is_failed_and_those_beside_it_are_equal(
         for i, other in enumerate(others):
             events = other.result()
             assert finishes(events) == ["length"] and joined(events) == (f"drop {i} " * 900)[:900]
+
+
+def test_kills_from_outside_fail_nobody_though_they_meet_one_alone_at_the_same_token_again_and_again(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_system(tmp_path, monkeypatch)
+    kills = ";".join(f"kill@life={life},marker=40.41.42,after=3" for life in range(4))
+    monkeypatch.setenv(faults.VARIABLE, kills)
+    with serving(echo_config(tiny_path)) as server:
+        body = {"prompt": [40, 41, 42], "max_tokens": 50, "ignore_eos": True}
+        events = Stream(server, body).result()
+        assert finishes(events) == ["length"] and server.metric("octavo_engine_restarts_total") == 4
+        assert joined(events) == joined(server.stream("/v1/completions", body))
+
+
+def test_a_start_that_hangs_is_a_clear_exit(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(faults.VARIABLE, "slow@load=1,seconds=600")
+    process, lines = spawn(_tiny(tiny_path, stuck=0.02))
+    assert process.wait(60) == 1
+    wait_until(lambda: any(line.startswith("Error: ") for line in lines), "the reason is printed")
+    [error] = [line for line in lines if line.startswith("Error: ")]
+    assert "nothing moved for" in error and "while it loaded" in error and "--stuck-seconds" in error
+
+
+def test_an_engine_that_hangs_while_it_is_started_again_makes_way_for_the_next(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(faults.VARIABLE, "kill@life=0,step=5;slow@life=1,load=1,seconds=600")
+    monkeypatch.setattr(watch, "LOADING", 1.0)
+    engine = replace(echo_config(tiny_path).engine, stuck_seconds=4.0)
+
+    async def scenario() -> tuple[list[int], int]:
+        client = AsyncEngineClient(engine, command=(sys.executable, "-m", ECHO))
+        try:
+            await client.start()
+            params = SamplingParams(max_tokens=20, ignore_eos=True)
+            request = NewRequest(request_id=client.new_id(), prompt=[40, 41], params=params, seed=0)
+            return [token async for delta in client.generate(request) for token in delta.tokens], client.restarts
+        finally:
+            await client.close()
+
+    assert asyncio.run(scenario()) == ([40, 41] * 10, 1)
+
+
+def test_a_metrics_sink_that_raises_changes_no_answer(tiny_path: Path) -> None:
+    body = {"prompt": "drop ", "max_tokens": 40, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    with serving(replace(echo_config(tiny_path), broken_metrics=True)) as server:
+        events = server.stream("/v1/completions", body)
+        assert finishes(events) == ["length"] and joined(events) == ("drop " * 40)[:40]
+        assert events[-1]["usage"]["completion_tokens"] == 40
+        assert server.complete(prompt="fine")["choices"][0]["text"] == "fine"
+        assert server.client.get("/health").status_code == server.client.get("/metrics").status_code == 200
+        assert server.metric("octavo_generated_tokens_total") == server.metric("octavo_engine_restarts_total") == 0
+        told = [line for line in server.lines if "a metric could not be recorded" in line]
+        assert len(told) == 1, "it is said, once a minute"
 
 
 @pytest.mark.parametrize("state", ["loading", "running", "stuck"])

@@ -17,6 +17,7 @@ from tests.server.test_streams import finishes, joined
 from tests.support.echo_engine import DIE
 from tests.support.serve import Serve
 from tests.support.server import Server, alive, children, echo_config, serving, spawn, wait_until
+from tests.support.system import make_system
 
 LONG = {"prompt": "abcdefgh", "max_tokens": 8000, "ignore_eos": True}
 
@@ -201,7 +202,10 @@ def _logprobs(events: list[dict[str, Any]]) -> list[float]:
     ]
 
 
-def test_a_request_that_kills_every_engine_is_failed_and_the_others_finish(tiny_path: Path) -> None:
+def test_a_request_that_takes_all_memory_of_every_engine_is_failed_and_the_others_finish(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_system(tmp_path, monkeypatch)
     with serving(echo_config(tiny_path)) as server:
         others = [Stream(server, {"prompt": f"drop {i} ", "max_tokens": 900, "ignore_eos": True}) for i in range(3)]
         started(server, 3)

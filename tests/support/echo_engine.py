@@ -4,13 +4,11 @@ Started like the real one: `python -m tests.support.echo_engine --fd N`. Everyth
 process, the channel, the core, the scheduler and the pages. The answer to a prompt is the prompt's tokens and then
 the end of sequence; with `ignore_eos`, or below `min_tokens`, the prompt again. A step takes a millisecond, as a small
 model's would. Two prompts misbehave: one that begins with `FAIL` ends in an error once it has said as many tokens as
-its second token says; one that begins with `DIE` kills the process then.
+its second token says; one that begins with `DIE` takes all memory then (tests/support/system.py).
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +27,7 @@ from octavo.types import (
     StepResult,
     TokenLogprobs,
 )
+from tests.support.system import end_for_want_of_memory
 
 STEP_SECONDS = 0.001
 EOS = 2
@@ -90,7 +89,7 @@ class Echo:
         prompt = new.tokens[: new.num_prompt]
         if prompt[0] in (FAIL, DIE) and generated == prompt[1]:
             if prompt[0] == DIE:
-                os.kill(os.getpid(), signal.SIGKILL)
+                end_for_want_of_memory()
             return SeqOutput(error="The request was made to fail.")
         self._slots[work.slot] = (new, generated + 1)
         token = _next(new, prompt, generated)

@@ -57,6 +57,8 @@ def chaos(engine: EngineConfig, json_path: str | None, seed: int | None, **work:
     for kind in (*kinds, *filter(None, [options["poison"]])):
         if kind not in FAULTS:
             raise ConfigError(f"{kind!r} is no kind of fault; use one of {', '.join(FAULTS)}")
+    if options["poison"] == "kill":
+        raise ConfigError("--poison kill looks like a kill from outside, for which nobody is failed; segv would work")
     engine = with_model(engine)
     sizes = Sizes(options["requests"], options["streams"], options["prompt_tokens"], options["output_tokens"])
     vocabulary = load_tokenizer(engine.model.path).num_tokens

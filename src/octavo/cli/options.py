@@ -166,7 +166,7 @@ _OPTIONS = [
         type=FiniteRange(0, 86400),
         default=_DEFAULTS.stuck_seconds,
         show_default=True,
-        help="An engine in which nothing moves for so long is ended, and started again; 0: never.",
+        help="An engine in which nothing moves for so long (loading: 90 times it) is ended and restarted; 0: never.",
     ),
     click.option(
         "--verify-prefix-cache", is_flag=True, help="Compare every cached block's tokens before it is used (debugging)."

@@ -21,8 +21,9 @@ from octavo.config import EngineConfig
 from octavo.engine.asked import Asked, NoAnswer
 from octavo.engine.channel import ChannelError, FrameReader, encode_frame
 from octavo.engine.identity import difference
+from octavo.engine.journal import Reading
 from octavo.engine.streams import DeltaStream as DeltaStream
-from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, Cause, Death, EngineProcess
+from octavo.engine.supervisor import ENGINE_COMMAND, Backoff, Death, EngineProcess
 from octavo.engine.suspects import MAX_ALONE, Suspects
 from octavo.engine.watch import TICK_SECONDS, Watch
 from octavo.types import (
@@ -138,7 +139,8 @@ class AsyncEngineClient:
         self._started: asyncio.Future[Ready] | None = None
         self._restart: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._watch = Watch(config.stuck_seconds)
+        self._watch = Watch(0)
+        """Off while there is no engine."""
         self._closing = False
         self._fatal: str | None = None
         self._backoff = Backoff()
@@ -167,6 +169,9 @@ class AsyncEngineClient:
         self._fatal = None
         self._started = loop.create_future()
         self._process = process
+        self._watch = Watch(self._config.stuck_seconds)
+        if self._watcher is None:
+            self._watcher = loop.create_task(self._keep_watch())
         self._transport, _ = await loop.create_connection(lambda: _Reader(self), sock=process.channel)
         return await self._started
 
@@ -262,7 +267,7 @@ class AsyncEngineClient:
             self._write(Abort(known))
         for request_id in request_ids:
             self._release(request_id)
-        self._send(self._suspects.left(request_ids, self._counts))
+        self._send(self._suspects.left(request_ids))
 
     def abort_all(self, reason: str) -> None:
         """Ends every open request with a final delta that names the reason."""
@@ -291,7 +296,7 @@ class AsyncEngineClient:
 
     def _admit(self, request_id: int) -> None:
         """Sends a request for the first time, unless it is to wait; then `_send` has it later."""
-        if self.ready is not None and self._suspects.admit(request_id, self._counts[request_id]):
+        if self.ready is not None and self._suspects.admit(request_id):
             self._write(self._open[request_id].again())
 
     def _send(self, request_ids: Iterable[int]) -> None:
@@ -336,7 +341,7 @@ class AsyncEngineClient:
                 self._send(self._suspects.progressed(delta.request_id, self._counts))
             if delta.finish is not None:
                 del table[delta.request_id]
-                self._send(self._suspects.left([delta.request_id], self._counts))
+                self._send(self._suspects.left([delta.request_id]))
             if delta.cached_tokens is not None:
                 if record.saw_cached:
                     delta = msgspec.structs.replace(delta, cached_tokens=None)
@@ -344,7 +349,6 @@ class AsyncEngineClient:
             record.stream.push(delta)
 
     def _handle_ready(self, ready: Ready) -> None:
-        first = self._info is None
         self._info = self._info or ready.info
         changed = difference(self._info, ready.info, self._config.model.path)
         if changed is not None:
@@ -359,8 +363,6 @@ class AsyncEngineClient:
         # What is short to compute again goes first: of many streams most wait less.
         given = self._suspects.arrange(self._counts)
         self._send(sorted(given, key=lambda each: len(self._open[each].request.prompt) + self._counts[each]))
-        if first:
-            self._watcher = asyncio.get_running_loop().create_task(self._keep_watch())
 
     def _refuse(self, changed: str) -> None:
         """Gives the engine up: what is open cannot go on with another model."""
@@ -383,21 +385,26 @@ class AsyncEngineClient:
         while not self._closing and self.failure is None:
             await asyncio.sleep(TICK_SECONDS)
             process = self._process
-            if self.ready is None or process is None:
+            if process is None:
                 continue
-            self._send(self._suspects.expired(self._counts))
+            if self.ready is not None:
+                self._send(self._suspects.expired())
             reading = process.reading()
             self._watch.look(loop.time(), reading)
             if self._watch.stuck:
-                doing = f"in step {reading.steps}" if reading is not None and reading.in_step else "between steps"
-                why = f"being ended, because nothing moved for {self._watch.waited:.1f} s {doing}"
+                why = f"a signal from its parent: nothing moved for {self._watch.waited:.1f} s {self._doing(reading)}"
                 logger.error("the engine is stuck: it is ended; where it stands is on its standard error")
-                self.ready = None
+                self.ready, self._watch = None, Watch(0)
                 await asyncio.to_thread(process.end_stuck, why)
+
+    def _doing(self, reading: Reading | None) -> str:
+        if self.ready is None:
+            return "while it loaded; a higher --stuck-seconds gives it longer"
+        return f"in step {reading.steps}" if reading is not None and reading.in_step else "between steps"
 
     def lost(self) -> None:
         """The channel has ended."""
-        self.ready = None
+        self.ready, self._watch = None, Watch(0)
         self._asked.fail()
         if self._closing or self.failure is not None or self._process is None:
             return
@@ -444,9 +451,9 @@ class AsyncEngineClient:
         """Says what the death says against whom, and fails those whom it convicts."""
         reading = process.reading()
         step = reading.requests if reading is not None and reading.in_step else None
-        for request_id in self._suspects.died(step, self._counts, death.cause is Cause.CRASH):
+        for request_id in self._suspects.died(step, self._counts, death.cause):
             record = self._open.pop(request_id)
-            self._suspects.left([request_id], self._counts)
+            self._suspects.left([request_id])
             error = f"the engine died {MAX_ALONE} times with this request alone in it; last: {reason}"
             logger.error("a request is failed: %s", error)
             record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))

@@ -4,9 +4,9 @@ Owns the grammar of the variable OCTAVO_FAULTS: faults with semicolons between, 
 commas between, such as `segv@step=40,life=0;stuck@marker=77.78`. All conditions must hold. Without the variable,
 nothing of this module is in the engine's way.
 
-Kinds: kill, segv, abort (signals), error (an exception in the step), memory (an allocation that fails), stuck (the
-step never ends), slow (a step takes `seconds` more, or with `load` each part of loading does), cut (half of message
-`message` is sent, then the channel is closed).
+Kinds: kill (SIGKILL, as from outside, which is nobody's fault), segv, abort (signals), error (an exception in the
+step), memory (an allocation that fails), stuck (the step never ends), slow (a step takes `seconds` more, or with `load`
+each part of loading does), cut (half of message `message` is sent, then the channel is closed).
 Conditions: step=N (the N-th of this life, from 1), life=N (the N-th engine, from 0), marker=ID.ID (a request whose
 prompt has these tokens is in the step), after=N (and has N generated tokens at least), op=N (stuck: at this op of the
 program), seconds=S, load=1, message=N.

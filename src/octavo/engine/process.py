@@ -82,6 +82,7 @@ class _Engine:
         config = channel.receive_config()
 
         def progress(what: str, fraction: float | None = None) -> None:
+            self._journal.mark(Phase.LOADING)
             channel.send(Progress(what, fraction))
 
         try:

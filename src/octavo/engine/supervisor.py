@@ -13,12 +13,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from octavo.config import EngineConfig
-from octavo.engine import journal
+from octavo.engine import journal, oom
 from octavo.engine.channel import encode_frame
 from octavo.engine.journal import JournalReader, Reading
 
@@ -39,7 +39,9 @@ class Cause(Enum):
     CRASH = "crash"
     """The engine itself: a signal that code raises, an exception in a step, a step that never ends."""
     KILLED = "killed"
-    """Ended from outside, or for want of memory; the same work may well go through next time."""
+    """For want of memory, or nobody knows; the same work may well go through next time."""
+    OUTSIDE = "outside"
+    """Somebody sent SIGKILL: the kernel, which sends it for want of memory, has counted no such kill."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class EngineProcess:
         self._journal = journal
         self._life = life
         self._stuck: str | None = None
+        self._oom_kills: Mapping[str, int] = {}
+        """The kernel's counters before this life began."""
         self.channel = channel
         """The parent's end, not yet owned by an event loop."""
 
@@ -84,6 +88,7 @@ class EngineProcess:
         else:
             shared = before._journal
         shared[1].reset()
+        oom_kills = oom.kills()
         life = 0 if before is None else before._life + 1
         inherited = (child.fileno(), shared[0])
         flags = ("--fd", child.fileno(), "--journal", shared[0], "--life", life, "--parent", os.getpid())
@@ -93,7 +98,9 @@ class EngineProcess:
         # An empty socket holds a configuration; one whose engine has ended already takes nothing.
         with contextlib.suppress(ConnectionError):
             parent.send(encode_frame(config))
-        return cls(process, parent, config.model.path or "the default model", shared, life)
+        spawned = cls(process, parent, config.model.path or "the default model", shared, life)
+        spawned._oom_kills = oom_kills
+        return spawned
 
     @property
     def pid(self) -> int:
@@ -135,8 +142,15 @@ class EngineProcess:
         if lingered:
             return Death("its channel closed", Cause.KILLED)
         status = self._process.returncode
-        crash = status == FAILED or -status in _CRASHES
-        return Death(describe_exit(status, self._model), Cause.CRASH if crash else Cause.KILLED)
+        how = describe_exit(status, self._model)
+        if status == FAILED or -status in _CRASHES:
+            return Death(how, Cause.CRASH)
+        if status != -signal.SIGKILL:
+            return Death(how, Cause.KILLED)
+        moved = oom.moved(self._oom_kills, oom.kills())
+        if moved:
+            how += ", while the kernel killed for want of memory"
+        return Death(how, Cause.OUTSIDE if moved is False else Cause.KILLED)
 
 
 def describe_exit(status: int, model: str) -> str:

@@ -1,9 +1,10 @@
 """Whether an engine is stuck: the parent's judgement of the journal's heartbeat.
 
 Owns the time that one beat has lasted. A step may take `FACTOR` times what steps of its size take, and at least the
-configured seconds; while nothing is known of steps yet, `COLD` times those. Everything else that an engine does is
-measured by the seconds alone, except loading, which may take as long as it likes. Time in which the parent itself did
-not run (a suspended machine, a stopped process group) does not count. Off switch: `--stuck-seconds 0`.
+configured seconds; while nothing is known of steps yet, `COLD` times those. Loading may take as long as it likes, but
+no more than `LOADING` times the seconds without a word of progress. Everything else that an engine does is measured by
+the seconds alone. Time in which the parent itself did not run (a suspended machine, a stopped process group) does not
+count. Off switch: `--stuck-seconds 0`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from octavo.engine.journal import Phase, Reading
 
 FACTOR = 20.0
 COLD = 10.0
+LOADING = 90.0
+"""Half an hour by default: the longest silence is that in which a large model's packed weights go to a slow disk."""
 TICK_SECONDS = 0.25
 """How often the parent looks."""
 _LATE = 0.5
@@ -54,7 +57,7 @@ class Watch:
 
     def _limit_of(self, reading: Reading) -> float:
         if reading.phase is Phase.LOADING:
-            return 0.0
+            return self._seconds * LOADING
         if reading.phase is not Phase.STEP:
             return self._seconds
         if not reading.expected:
