@@ -3,6 +3,10 @@
 Prompts of 2 048 random tokens are computed once by an engine that keeps its blocks on disk. A second engine then gets
 each of them with the page cache emptied of its files. The prediction is the same prompt's time when its blocks are in
 memory, plus their bytes at the rate with which other files of the directory, cold as well, were read just before.
+
+The first token may come at most 25 % later than predicted. Earlier is no failure: the tier tells the system of the
+files that follow, while those that give the rate are read one by one. But no read is faster than pages that hold the
+blocks already: a median below theirs (by more than 5 %) means that something else was measured, and fails.
 """
 
 from __future__ import annotations
@@ -150,14 +154,17 @@ def _settle(engine: Engine, directory: Path) -> None:
 
 def _judge(rows: list[dict[str, float]], size: int, same: bool) -> dict[str, Any]:
     disk, predicted, computed = (median(row[name] for row in rows) for name in ("disk", "predicted", "computed"))
-    near = disk <= 1.25 * predicted
+    memory = median(row["memory"] for row in rows)
+    near = 0.95 * memory <= disk <= 1.25 * predicted
     ratio, expected = computed / disk, computed / predicted
     rate = median(row["rate"] for row in rows)
     worse = sum(row["disk"] > row["computed"] for row in rows)
     return {
-        "bar": "first token within 25 % of the prediction, never later than computing, 0.8 of the predicted ratio",
+        "bar": "first token at most 25 % later than predicted (earlier is good), not before that of blocks in memory, "
+        "never later than computing, 0.8 of the predicted ratio",
         "figure": f"{disk * 1e3:.0f} ms from disk, {predicted * 1e3:.0f} predicted "
-        f"({size / 1e6:.0f} MB at {rate / 1e6:.0f} MB/s), {computed * 1e3:.0f} computed: "
+        f"({100 * (disk / predicted - 1):+.0f} %; {size / 1e6:.0f} MB at {rate / 1e6:.0f} MB/s), "
+        f"{memory * 1e3:.0f} from memory, {computed * 1e3:.0f} computed: "
         f"{ratio:.1f} times as fast, {expected:.1f} predicted; {worse} of {len(rows)} later than computing",
         "met": near and not worse and ratio >= 0.8 * expected and same,
         "details": {"rows": rows, "bytes": size, "same_tokens": same},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from octavo.config import ConfigError, KVConfig
 from octavo.execution.pages import ReferencePages
 from octavo.kvcache.keys import KeyChain
+from octavo.kvcache.tiers.buffers import Buffers
 from octavo.kvcache.tiers.disk import QUEUE_BYTES, DiskTier, open_tier
 from octavo.kvcache.tiers.policy import Crossover, Rates, break_even, probe, save_rates, saved_rates
 from octavo.kvcache.tiers.store import DiskStore
@@ -56,6 +59,10 @@ class Tier:
             self.fill(keys, tokens, index, 0)
             self.tier.spill(0, cached(keys, tokens, index))
 
+    def written(self, blocks: int) -> None:
+        """Waits until so many blocks are on disk."""
+        until(lambda: self.tier.stats().written_bytes == blocks * SIZE)
+
     def load(self, keys: KeyChain, tokens: list[int], first: int, count: int) -> Load:
         wants = [Want(0, cached(keys, tokens, first + i, block=1 + i)) for i in range(count)]
         return self.tier.load(wants)
@@ -65,7 +72,9 @@ def test_spilled_blocks_are_found_and_loaded_though_their_page_is_used_again(tmp
     keys, tokens = chain(6)
     one = Tier(tmp_path / "kv")
     one.spill(keys, tokens, 6)
-    until(lambda: one.tier.run(keys, tokens, 0, 6) == 6)
+    assert one.tier.run(keys, tokens, 0, 6) == 6
+    one.written(6)
+    assert one.tier.run(keys, tokens, 0, 6) == 6
     assert one.tier.run(keys, tokens, 2, 5) == 3 and one.tier.run(*chain(6, first_token=9), 0, 6) == 0
     load = one.load(keys, tokens, 0, 6)
     until(lambda: load.done)
@@ -81,7 +90,7 @@ def test_a_missing_block_ends_a_load_where_it_is_missing(tmp_path: Path) -> None
     keys, tokens = chain(5)
     one = Tier(tmp_path / "kv")
     one.spill(keys, tokens, 5)
-    until(lambda: one.tier.run(keys, tokens, 0, 5) == 5)
+    one.written(5)
     (tmp_path / "kv" / f"{keys.key(3, tokens).hex()}.0.kv").unlink()
     load = one.load(keys, tokens, 0, 5)
     until(lambda: load.done)
@@ -96,6 +105,48 @@ def test_blocks_are_dropped_and_counted_where_the_writer_is_behind(tmp_path: Pat
     assert one.tier.stats().dropped == 4 and one.tier.run(keys, tokens, 0, 4) == 0
     one.tier.close(())
     assert not list((tmp_path / "kv").glob("*.kv"))
+
+
+def test_blocks_that_wait_to_be_written_are_hits_and_what_has_no_buffer_is_dropped(tmp_path: Path) -> None:
+    """A pipe in the place of the first block's new file holds the writer until somebody reads it."""
+    keys, tokens = chain(7)
+    one = Tier(tmp_path / "kv", queue_bytes=4 * SIZE)
+    pipe = tmp_path / "kv" / f"{keys.key(0, tokens).hex()}.0.part"
+    os.mkfifo(pipe)
+    one.spill(keys, tokens, 7)
+    one.spill(keys, tokens, 2)
+    assert one.tier.stats().dropped == 3 and one.tier.run(keys, tokens, 0, 7) == 4
+    load = one.load(keys, tokens, 0, 5)
+    until(lambda: load.done)
+    assert load.came == 4
+    assert all(one.holds(1 + index) == content(keys.key(index, tokens)) for index in range(4))
+    stats = one.tier.stats()
+    assert (stats.hits, stats.tokens, stats.read_bytes, stats.written_bytes) == (1, 4 * SHAPE.tokens, 0, 0)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    one.written(4)
+    one.spill(keys, tokens, 7)
+    one.written(7)
+    os.close(reader)
+    assert one.tier.stats().dropped == 3
+    (tmp_path / "kv" / f"{keys.key(0, tokens).hex()}.0.kv").unlink()  # the pipe
+    one.tier.close(())
+
+
+def test_buffers_are_in_memory_before_they_are_used() -> None:
+    size, count = 10 * PAGESIZE, 40
+    buffers, content = Buffers(size, count), bytes(size)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    taken = []
+    while (buffer := buffers.take()) is not None:
+        buffer[:] = content
+        taken.append(buffer)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < count
+    assert len(taken) == count and not buffers.free
+    for number, buffer in enumerate(taken):
+        buffer[:] = bytes([number]) * size
+    assert all(buffer == bytes([number]) * size for number, buffer in enumerate(taken))
+    buffers.give(taken[7])
+    assert buffers.free == 1 and buffers.take() is taken[7] and Buffers(size, 0).take() is None
 
 
 def test_an_orderly_end_keeps_what_the_pages_hold(tmp_path: Path) -> None:
@@ -133,8 +184,7 @@ from tests.unit.kvcache.test_disk_tier_threads import Tier
 keys, tokens = chain(8)
 one = Tier(Path(sys.argv[1]))
 one.spill(keys, tokens, 4)
-while one.tier.run(keys, tokens, 0, 4) < 4:
-    time.sleep(0.001)
+one.written(4)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({SIZE // 2}, resource.RLIM_INFINITY))
 one.tier.spill(0, cached(keys, tokens, 4))
 while one.tier.on:

@@ -1,8 +1,9 @@
 """The tier on disk: two threads between the pages and the store.
 
-Evicted blocks are copied on the engine's thread (a copy in memory) into buffers of bounded
-size; the writer's thread puts them on disk. Where it is behind, blocks are dropped and counted. The reader's thread
-fetches blocks straight into the pages of the request that waits for them. The step never waits for the disk.
+Evicted blocks are copied on the engine's thread into buffers that lie ready (buffers.py); the writer's thread puts them
+on disk. Where it is behind, so that no buffer is free, blocks are dropped and counted. The reader's thread fetches
+blocks straight into the pages of the request that waits for them, from the disk or, while they wait to be written,
+from their buffers. The step never waits for the disk.
 
 A damaged file is removed and its block computed, with one line in the log. A disk that is full or cannot be written
 turns the tier off, with one line; requests never notice more than that.
@@ -17,12 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from octavo.config import ConfigError, KVConfig
 from octavo.kvcache.keys import KeyChain
 from octavo.kvcache.tiers import policy
+from octavo.kvcache.tiers.buffers import Buffers
 from octavo.kvcache.tiers.store import DiskStore
 from octavo.kvcache.tiers.tier import Load, NoTier, Tier, TierStats, Want
 from octavo.kvcache.tiers.wire import Cached, WireError, header_bytes
@@ -31,11 +34,25 @@ from octavo.types import BlockPages, ModelInfo
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20
-"""Of blocks that wait to be written."""
+"""Of blocks that wait to be written, at most."""
+_MOST_QUEUED = 512
+"""Blocks that wait to be written, at most: small ones need less memory."""
 CLOSE_SECONDS = 2.0
 """An orderly end has this long to keep what the pages hold; less than the parent waits before it ends the engine."""
 _AHEAD = 16
 """Blocks that the system is told of before they are read."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A block on its way to the disk."""
+
+    group: int
+    cached: Cached
+    buffer: memoryview
+    """Its file: room for the header, then the wire form."""
+    users: int = 1
+    """The writer, and the reader while it copies."""
 
 
 class DiskTier:
@@ -48,14 +65,15 @@ class DiskTier:
         self._crossover = crossover
         self._block_tokens = pages.shapes[0].tokens
         self._room = threading.Condition()
-        """Guards the next four."""
-        self._queue: deque[tuple[int, Cached, bytearray]] = deque()
-        self._pending: set[tuple[bytes, int]] = set()
-        self._free_bytes = queue_bytes
+        """Guards the next four. Blocks are added by the engine's thread alone, so it may look without."""
+        self._queue: deque[_Waiting] = deque()
+        self._pending: dict[tuple[bytes, int], _Waiting] = {}
+        """The queue, and what is being written."""
+        size = max(store.file_bytes(group) for group in range(len(pages.shapes)))
+        self._buffers = Buffers(size, min(queue_bytes // size, _MOST_QUEUED))
         self._ending = False
         self._loads: SimpleQueue[Load | None] = SimpleQueue()
         self._arrived = threading.Event()
-        self._spare: list[list[bytearray]] = [[] for _ in pages.shapes]
         self._hits = self._tokens = self._read_bytes = self._written = self._dropped = 0
         self._failed_reads = self._failed_writes = 0
         self._read_seconds = 0.0
@@ -82,7 +100,7 @@ class DiskTier:
         index = first
         while index < last:
             key = chain.key(index, tokens)
-            if not all(self._store.has(key, group) for group in groups):
+            if not all(self._store.has(key, group) or (key, group) in self._pending for group in groups):
                 break
             index += 1
         count = index - first
@@ -145,9 +163,8 @@ class DiskTier:
     def _keep(self, kept: Iterable[tuple[int, Cached]], deadline: float) -> None:
         """Spills what is left, waiting for the writer where it is behind."""
         for group, cached in kept:
-            size = self._store.file_bytes(group)
             with self._room:
-                while self.on and self._free_bytes < size and time.monotonic() < deadline:
+                while self.on and not self._buffers.free and time.monotonic() < deadline:
                     self._room.wait(deadline - time.monotonic())
             if not self.on or time.monotonic() >= deadline:
                 return
@@ -155,44 +172,46 @@ class DiskTier:
 
     def _enqueue(self, group: int, cached: Cached) -> bool:
         """Copies a block for the writer; False where there is no room."""
-        size = self._store.file_bytes(group)
         name = (cached.key, group)
         with self._room:
             if name in self._pending:
                 return True
-            if self._free_bytes < size:
-                return False
-            self._free_bytes -= size
-            self._pending.add(name)
-        spare = self._spare[group]
-        buffer = spare.pop() if spare else bytearray(size)
-        header = header_bytes(self._pages.shapes[group])
-        self._pages.export_block(group, cached.block, memoryview(buffer)[header:])
+            buffer = self._buffers.take()
+        if buffer is None:
+            return False
+        size = self._store.file_bytes(group)
+        self._pages.export_block(group, cached.block, buffer[header_bytes(self._pages.shapes[group]) : size])
         with self._room:
-            self._queue.append((group, cached, buffer))
+            self._pending[name] = waiting = _Waiting(group, cached, buffer)
+            self._queue.append(waiting)
             self._room.notify_all()
         return True
 
     # --- the writer's thread ------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        while (item := self._next()) is not None:
-            group, cached, buffer = item
+        while (waiting := self._next()) is not None:
+            group, cached = waiting.group, waiting.cached
             if self.on:
                 try:
-                    self._written += self._store.write(group, cached, memoryview(buffer))
+                    self._written += self._store.write(group, cached, waiting.buffer[: self._store.file_bytes(group)])
                 except OSError as error:
                     self.turn_off(error)
                 except Exception as error:
                     log.exception("the KV disk tier failed")
                     self.turn_off(error)
             with self._room:
-                self._pending.discard((cached.key, group))
-                self._free_bytes += len(buffer)
-                self._room.notify_all()
-            self._spare[group].append(buffer)
+                del self._pending[cached.key, group]
+                self._let_go(waiting)
 
-    def _next(self) -> tuple[int, Cached, bytearray] | None:
+    def _let_go(self, waiting: _Waiting) -> None:
+        """One user less, with the lock held; the last one gives the buffer back."""
+        waiting.users -= 1
+        if not waiting.users:
+            self._buffers.give(waiting.buffer)
+            self._room.notify_all()
+
+    def _next(self) -> _Waiting | None:
         with self._room:
             self._room.wait_for(lambda: bool(self._queue) or self._ending)
             return self._queue.popleft() if self._queue else None
@@ -226,7 +245,7 @@ class DiskTier:
         """Fills pages until the load's end, or the first block that is not to be had."""
         began = time.perf_counter()
         wants = load.wants
-        size = 0
+        size, copying = 0, 0.0
         try:
             for want in wants[:_AHEAD]:
                 self._store.expect(want.group, want.cached)
@@ -235,19 +254,40 @@ class DiskTier:
                     return
                 if index + _AHEAD < len(wants):
                     self._store.expect(wants[index + _AHEAD].group, wants[index + _AHEAD].cached)
-                wire = self._store.read(want.group, want.cached, buffer)
-                if wire is None:
-                    return
-                self._pages.import_block(want.group, want.cached.block, wire)
+                copied = self._copy(want)
+                if copied is None:
+                    wire = self._store.read(want.group, want.cached, buffer)
+                    if wire is None:
+                        return
+                    self._pages.import_block(want.group, want.cached.block, wire)
+                    size += len(wire)
+                else:
+                    copying += copied
                 load.came += 1
-                size += len(wire)
         finally:
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began - copying
             self._crossover.read(size, seconds)
             self._read_bytes += size
             self._read_seconds += seconds
             self._hits += load.came > 0
             self._tokens += load.came // len(self._pages.shapes) * self._block_tokens
+
+    def _copy(self, want: Want) -> float | None:
+        """Fills the page of a block that waits to be written; seconds that it took, None where it does not wait."""
+        began = time.perf_counter()
+        with self._room:
+            waiting = self._pending.get((want.cached.key, want.group))
+            if waiting is None:
+                return None
+            waiting.users += 1
+        shape = self._pages.shapes[want.group]
+        header = header_bytes(shape)
+        try:
+            self._pages.import_block(want.group, want.cached.block, waiting.buffer[header : header + shape.bytes])
+        finally:
+            with self._room:
+                self._let_go(waiting)
+        return time.perf_counter() - began
 
 
 def open_tier(config: KVConfig, info: ModelInfo, pages: BlockPages | None) -> Tier:
