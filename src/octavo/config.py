@@ -9,6 +9,7 @@ The environment is read in this module alone.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -278,7 +279,7 @@ def check_choices(config: EngineConfig) -> None:
 
     def between(flag: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
-            near = min(max(value, low), high)
+            near = high if math.isnan(value) else min(max(value, low), high)
             raise ConfigError(f"{flag} {value} is outside {low} to {high}; {near} would work")
 
     one_of("--precision", config.model.precision, ("bf16", "float32"))

@@ -95,6 +95,12 @@ def test_other_schemes_are_no_key(guarded: Guarded, scheme: str) -> None:
     error(response, 401)
 
 
+def test_two_keys_in_one_request_are_refused(guarded: Guarded) -> None:
+    headers = [("authorization", f"Bearer {ALICE}"), ("authorization", "Bearer wrong")]
+    response = guarded.server.client.get("/v1/models", headers=headers)
+    assert error(response, 400)["code"] == "duplicate_header"
+
+
 def test_a_key_lets_in_and_probes_need_none(guarded: Guarded) -> None:
     assert guarded.post(ALICE).status_code == 200
     for path in ("/health", "/ready", "/openapi.json"):

@@ -55,6 +55,7 @@ def peers(names: tuple[str, ...], setup: bool, **options: Any) -> None:
         _show_again(options["stored"], options["html_path"])
         return
     _check(options["peers"], "--peers")
+    _check_set_up(options["peers"])
     if options["own"]:
         _hold_against_own(options)
         return
@@ -82,6 +83,8 @@ def _hold_against_own(options: dict[str, Any]) -> None:
     tell = bench_progress()
     found = run_own(source, forms, threads, draw_seed(options["seed"]), click.echo, tell)
     show(found.text(), found.as_json(), options["json_path"])
+    if not found.agreements:
+        raise SystemExit(1)
 
 
 def _show_again(stored: str, html_path: str | None) -> None:
@@ -117,6 +120,15 @@ def _check(names: tuple[str, ...], where: str) -> None:
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise ConfigError(f"{where} {' '.join(unknown)} is not known; {', '.join(PEERS)} would work")
+
+
+def _check_set_up(names: tuple[str, ...]) -> None:
+    """Before anything is fetched or made: one engine at least must be there to compare with."""
+    from octavo.bench.peers.environments import PEERS, find
+
+    wanted = names or tuple(PEERS)
+    if all(find(name) is None for name in wanted):
+        raise ConfigError(f"{', '.join(wanted)}: not set up; octavo bench peers --setup {' '.join(wanted)} would do it")
 
 
 def _set_up(names: tuple[str, ...]) -> None:

@@ -131,7 +131,7 @@ def check_structure(body: bytes, limits: ServerConfig = _LIMITS) -> None:
     # Without escaped characters every quote opens or closes a string, and what lies between two of them is text.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_STRUCTURE)
     structure = b"".join(plain.split(b'"')[::2])
-    _bound(structure.count(b","), limits.max_json_values - 1, "values")
+    _bound(structure.count(b",") + 1, limits.max_json_values, "values")
     _bound(structure.count(b":"), limits.max_json_containers, "keys")
     structure = structure.translate(_ONE_KIND, b",:")
     _bound(structure.count(b"["), limits.max_json_containers, "lists and objects")

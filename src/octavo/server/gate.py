@@ -119,9 +119,9 @@ class Gate:
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
-        headers = _single_headers(scope)
         extra = [(b"x-request-id", request_id(scope))]
         try:
+            headers = _single_headers(scope)
             self._check_host(headers.get(b"host"))
             shared = self._check_origin(headers)
             extra += shared
@@ -188,12 +188,15 @@ def _is_local_name(name: str) -> bool:
     return True
 
 
+_LOOKED_AT = (b"host", b"origin", b"authorization", b"access-control-request-method")
+
+
 def _single_headers(scope: Scope) -> dict[bytes, bytes]:
-    """The headers that are looked at here; the first of each name counts."""
+    """The headers that are looked at here. Two of one name could be read differently by a proxy: ApiError."""
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        if name in (b"host", b"origin", b"authorization", b"access-control-request-method"):
-            found.setdefault(name, value)
+        if name in _LOOKED_AT and found.setdefault(name, value) != value:
+            raise ApiError(f"The header {name.decode()} is there twice; send it once.", code="duplicate_header")
     return found
 
 
