@@ -55,7 +55,6 @@ def peers(names: tuple[str, ...], setup: bool, **options: Any) -> None:
         _show_again(options["stored"], options["html_path"])
         return
     _check(options["peers"], "--peers")
-    _check_set_up(options["peers"])
     if options["own"]:
         _hold_against_own(options)
         return
@@ -77,6 +76,7 @@ def _hold_against_own(options: dict[str, Any]) -> None:
         flag = {"ways": "way", "html_path": "html"}.get(given[0], given[0].replace("_", "-"))
         raise ConfigError(f"--{flag} means nothing to --own, whose works are fixed; leave it out")
     check_folder("--json", options["json_path"])
+    _check_set_up(options["peers"])
     source = planning.read_source(Path(options["model"]) if options["model"] else default_model())
     forms = [form for form in planning.choose_forms(options["peers"], options["forms"]) if form.peer != "octavo"]
     threads = options["threads"] or _native.cpu_count()
@@ -152,9 +152,10 @@ def _compare(options: dict[str, Any]) -> None:
     ways = options["ways"] or planning.WAYS
     if unknown := [way for way in ways if way not in planning.WAYS]:
         raise ConfigError(f"--way {','.join(unknown)} is not known; {' or '.join(planning.WAYS)} would work")
-    source = planning.read_source(Path(options["model"]) if options["model"] else default_model())
     works = planning.choose_works(options["workloads"], options["quick"], ways)
     forms = planning.choose_forms(options["peers"], options["forms"])
+    _check_set_up(options["peers"])
+    source = planning.read_source(Path(options["model"]) if options["model"] else default_model())
     rounds = options["rounds"] or (planning.QUICK_ROUNDS if options["quick"] else planning.FULL_ROUNDS)
     tell = bench_progress()
     plan = planning.make_plan(
