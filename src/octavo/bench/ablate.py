@@ -95,6 +95,23 @@ def shared_prefix_pair(streams: int, prefix: int, output: int) -> Pair:
     )
 
 
+def chunks_pair(what: str, metric: Callable[[Run], float]) -> Pair:
+    """Chunked prefill against whole prompts, by the gaps that streams see while long prompts arrive."""
+
+    def setting(most: int, chunked: bool) -> Change:
+        change = _scheduler(chunked_prefill=chunked, max_num_batched_tokens=most)
+        return lambda config: change(replace(config, model=replace(config.model, max_model_len=1200)))
+
+    return Pair(
+        f"{what} between two tokens, chunks of 64 (B) against whole prompts (A), 8 streams and prompts of 1000",
+        setting(1200, chunked=False),
+        setting(64, chunked=True),
+        lambda vocab, seed: _streams_and_prompts(vocab, seed),
+        metric=metric,
+        unit=f"seconds, {what}",
+    )
+
+
 PAIRS: dict[str, Callable[[], Pair]] = {
     "null": lambda: Pair(
         "one setting against itself: the ratio must be 1",
@@ -117,32 +134,8 @@ PAIRS: dict[str, Callable[[], Pair]] = {
         _kv(prefix_cache=True),
         lambda vocab, seed: random_workload(8, 128, constant(16), vocab, seed),
     ),
-    "chunked-prefill": lambda: Pair(
-        "longest gap between two tokens, chunks of 64 (B) against whole prompts (A), 8 streams and prompts of 1000",
-        lambda config: replace(
-            _scheduler(chunked_prefill=False, max_num_batched_tokens=1200)(config),
-            model=replace(config.model, max_model_len=1200),
-        ),
-        lambda config: replace(
-            _scheduler(max_num_batched_tokens=64)(config), model=replace(config.model, max_model_len=1200)
-        ),
-        lambda vocab, seed: _streams_and_prompts(vocab, seed),
-        metric=lambda run: run.longest_gap,
-        unit="seconds, longest gap",
-    ),
-    "chunked-prefill-p99": lambda: Pair(
-        "P99 of the gaps, chunks of 64 (B) against whole prompts (A), 8 streams and prompts of 1000",
-        lambda config: replace(
-            _scheduler(chunked_prefill=False, max_num_batched_tokens=1200)(config),
-            model=replace(config.model, max_model_len=1200),
-        ),
-        lambda config: replace(
-            _scheduler(max_num_batched_tokens=64)(config), model=replace(config.model, max_model_len=1200)
-        ),
-        lambda vocab, seed: _streams_and_prompts(vocab, seed),
-        metric=lambda run: run.p99_gap,
-        unit="seconds, P99 of the gaps",
-    ),
+    "chunked-prefill": lambda: chunks_pair("longest gap", lambda run: run.longest_gap),
+    "chunked-prefill-p99": lambda: chunks_pair("P99 of the gaps", lambda run: run.p99_gap),
     "target-itl": lambda: Pair(
         "P99 of the gaps, --target-itl-ms 40 (B) against whole budgets of 512 (A), 8 streams and prompts of 1000",
         _scheduler(max_num_batched_tokens=512),
