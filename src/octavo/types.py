@@ -29,6 +29,15 @@ class FinishReason(StrEnum):
     """The request failed; `TokenDelta.error` is one sentence that says what to do."""
 
 
+class Structure(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole output of a request must look like. Already checked by the server or `LLM`."""
+
+    kind: str
+    """"json_schema" (text: the schema as JSON), "json_object" (text: empty), "regex", "choice" (text: a JSON
+    list of strings) or "lark" (a grammar in llguidance's form of Lark)."""
+    text: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn. All values are already validated and bounded by the server or `LLM`."""
 
@@ -58,6 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The model's own end-of-sequence ids do not end the request (`stop_token_ids` still do)."""
     logprobs: int | None = None
     """None: off. n >= 0: the chosen token's log-probability and the n most likely alternatives."""
+    structure: Structure | None = None
+    """None: the output is free."""
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
