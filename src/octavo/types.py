@@ -29,6 +29,15 @@ class FinishReason(StrEnum):
     """The request failed; `TokenDelta.error` is one sentence that says what to do."""
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector."""
+
+    MEAN = "mean"
+    """The mean over all positions, added up in their order in double precision."""
+    LAST = "last"
+    """The last position's."""
+
+
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """What the whole output of a request must look like. Already checked by the server or `LLM`."""
 
@@ -96,8 +105,15 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
     """Lower runs first where `--scheduling-policy priority` is on; otherwise it is 0."""
     deadline: float | None = None
     """Unix time in seconds at which the request ends with an error, wherever it stands. None: never."""
+    pooling: Pooling | None = None
+    """Set: nothing is drawn; the final delta has the vector, and `params` say nothing."""
     adapter: str = ""
     """Reserved; part of the block key."""
+
+    @property
+    def fresh(self) -> bool:
+        """The answer holds something of every position, so each is computed for it: no hits."""
+        return self.pooling is Pooling.MEAN
 
 
 class ErrorCode(StrEnum):
@@ -183,6 +199,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens taken from the prefix cache at first admission; sent with the first delta."""
     code: ErrorCode | None = None
     """Set beside `error` where the request, the queue or the clock ended it."""
+    vector: bytes | None = None
+    """The pooled hidden states, float32 little-endian, not normalised; on the final delta of a pooled request."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,6 +385,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     choice: int
     cached_blocks: tuple[tuple[int, ...], ...]
     """Blocks already filled (prefix hits), one tuple a group: the head of the block table, or LEFT_BLOCK."""
+    pooling: Pooling | None = None
 
 
 class SeqWork(msgspec.Struct, frozen=True):
@@ -402,6 +421,8 @@ class SeqOutput(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    vector: bytes | None = None
+    """Of a pooled request whose last position was computed; see `TokenDelta.vector`."""
 
 
 class StepResult(msgspec.Struct, frozen=True):

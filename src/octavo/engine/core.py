@@ -194,7 +194,7 @@ class EngineCore:
         if refused is not None:
             self.scheduler.refuse(request_id, refused.error, refused.code)
             return
-        sequence = self.kv.sequence(message.adapter, message.tenant, message.cache_salt)
+        sequence = self.kv.sequence(message.adapter, message.tenant, message.cache_salt, message.fresh)
         eos = self._executor.info.eos_token_ids
         self.scheduler.add(RequestState(message, self._arrivals, self._limits.max_total, eos, sequence))
         self._arrivals += 1

@@ -64,6 +64,7 @@ class SequenceKV:
     __slots__ = (
         "capacity",
         "chain",
+        "fresh",
         "handed",
         "last_step",
         "load",
@@ -74,8 +75,10 @@ class SequenceKV:
         "was_open",
     )
 
-    def __init__(self, context: KeyContext, groups: int) -> None:
+    def __init__(self, context: KeyContext, groups: int, fresh: bool = False) -> None:
         self.chain = KeyChain(context)
+        self.fresh = fresh
+        """All positions are computed for this request, together: no hits, and a preemption leaves it nothing."""
         self.tables = [BlockTable(context) for _ in range(groups)]
         self.num_blocks = 0
         """Blocks of positions that are promised, in every group."""

@@ -97,12 +97,12 @@ class KVManager:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def sequence(self, adapter: str = "", tenant: str = "", salt: str = "") -> SequenceKV:
-        """A new request's handle; it owns nothing until `reserve`."""
+    def sequence(self, adapter: str = "", tenant: str = "", salt: str = "", fresh: bool = False) -> SequenceKV:
+        """A new request's handle; it owns nothing until `reserve`. fresh: see `SequenceKV.fresh`."""
         own = self._identity
         scope = "" if self._shared_scope else tenant
         context = KeyContext(own.weights_id, own.numerics_id, own.block_size, adapter, scope, salt)
-        return SequenceKV(context, len(self.groups))
+        return SequenceKV(context, len(self.groups), fresh)
 
     def reserve(
         self, seq: SequenceKV, tokens: Sequence[int], upto: int, growth: Growth | None = None, spare: int = 0
@@ -113,7 +113,7 @@ class KVManager:
         False: there is no room, and nothing has changed.
         """
         opened = not seq.num_blocks
-        if opened:
+        if opened and not seq.fresh:
             self._match(seq, tokens)
         want = max(self.blocks_for(upto), seq.num_blocks)
         if want == seq.num_blocks and not growth and not opened:
@@ -127,7 +127,7 @@ class KVManager:
         seq.num_blocks = want
         seq.capacity = want * self.block_size
         self._open[id(seq)] = seq
-        if opened and self.tier.on:
+        if opened and self.tier.on and not seq.fresh:
             self._load(seq, tokens)
         return True
 
@@ -232,12 +232,13 @@ class KVManager:
     def trim(self, seq: SequenceKV, blocks: int) -> None:
         """The request keeps its first `blocks` blocks, all computed, as if they had been matched; the rest is parked.
 
-        It keeps none where a window group has left a block behind that the position after them sees.
+        It keeps none where a window group has left a block behind that the position after them sees, and none where it
+        computes all positions together.
         """
         size = self.block_size
         blocks = min(blocks, seq.handed)
         gone = any(seq.tables[number].left > group.hidden(blocks * size, size) for number, group in self._windows)
-        if blocks <= 0 or gone or seq.load is not None:
+        if blocks <= 0 or gone or seq.fresh or seq.load is not None:
             self.release(seq)
             return
         tails: list[list[int]] = []

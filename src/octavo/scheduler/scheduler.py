@@ -296,7 +296,7 @@ class Scheduler:
         request.admit()
         self._found(request)
         if not request.preemptions:
-            self.counters.queries += 0 if request.request.generated else request.num_prompt
+            self.counters.queries += 0 if request.request.generated or request.kv.fresh else request.num_prompt
             self.waiting.charge(request, request.num_prompt - min(request.num_prompt, request.num_computed), 0)
         return True
 

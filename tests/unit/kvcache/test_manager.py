@@ -205,6 +205,21 @@ def test_a_match_is_pinned_in_the_call_that_finds_it() -> None:
     manager.validate()
 
 
+def test_a_fresh_request_takes_no_hits_and_keeps_nothing_and_others_hit_what_it_computed() -> None:
+    manager = _manager(8)
+    tokens = [1] * 8
+    manager.release(_computed(manager, tokens))
+    seq = manager.sequence(fresh=True)
+    assert manager.reserve(seq, tokens + [2] * 4, 12) and seq.matched == 0
+    manager.advance(seq, 12)
+    manager.commit(seq, tokens + [2] * 4, 12)
+    manager.trim(seq, 2)
+    assert seq.num_blocks == 0
+    manager.validate()
+    third = _promised(manager, tokens + [2] * 4)
+    assert third is not None and third.matched == 12
+
+
 def test_a_promise_leaves_room_for_the_growth_of_others() -> None:
     manager = _manager(4)
     other = _promised(manager, [2] * 4)
