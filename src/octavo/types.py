@@ -78,6 +78,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """None: off. n >= 0: the chosen token's log-probability and the n most likely alternatives."""
     structure: Structure | None = None
     """None: the output is free."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids, none of which the output may hold."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: all. Else nothing else is drawn, an end of sequence neither unless it is among them."""
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):

@@ -132,6 +132,7 @@ def _undrawable(logits: npt.NDArray[np.float32], slot: Slot) -> str:
     if not np.isfinite(logits).all():
         kind = "not numbers (NaN)" if np.isnan(logits).any() else "not finite"
         return f"the model's logits for this request are {kind}; the weights or the input are damaged"
-    settings = {"logit_bias": slot.biased, "min_tokens": slot.banned, "penalties": slot.output_counts is not None}
-    causes = [name for name, used in settings.items() if used] or ["the model's logits"]
+    settings = {"logit_bias": slot.biased, "penalties": slot.output_counts is not None}
+    causes = [name for name, used in settings.items() if used] + slot.rules.causes(slot.tokens)
+    causes = causes or ["the model's logits"]
     return f"no token may be drawn: every one is forbidden by {' and '.join(causes)}"

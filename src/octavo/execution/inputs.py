@@ -52,13 +52,9 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]], sharing: S
         seqs.append((row, count, start, work.store_from))
         row += count
         if work.sample:
-            assert end == len(slot.tokens) and slot.sample is not None, (
-                work,
-                len(slot.tokens),
-            )
-            slot.sample.position = end
+            assert end == len(slot.tokens), (work, len(slot.tokens))
             logit_rows.append(row - 1)
-            samples.append(slot.sample)
+            samples.append(slot.ready_sample())
     assert len(tokens) == row, "work reaches beyond the tokens that are known"
     indices = [work.slot for work, _ in works]
     tables = [table[indices, : max(slot.used[group] for _, slot in works)] for group, table in enumerate(slots.tables)]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from octavo.execution.logits_rules import FREE, NO_RULES, LogitsRules, rules_of
 from octavo.ops.base import SampleRow
 from octavo.types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
@@ -27,12 +28,12 @@ class Slot:
     """One running request."""
 
     __slots__ = (
-        "banned",
+        "_restriction",
         "biased",
         "error",
-        "min_total",
         "output_counts",
         "partitions",
+        "rules",
         "sample",
         "tokens",
         "used",
@@ -48,9 +49,9 @@ class Slot:
         self.sample: SampleRow | None = None
         self.output_counts: npt.NDArray[np.int32] | None = None
         self.biased = False
-        self.banned = False
-        self.min_total = 0
-        """While banned: the number of tokens from which on the end may be drawn."""
+        self.rules: LogitsRules = NO_RULES
+        self._restriction = FREE
+        """What `sample` was last told."""
         self.wants_logprobs = False
         self.error: str | None = None
 
@@ -59,10 +60,18 @@ class Slot:
         self.tokens.append(token)
         if self.output_counts is not None:
             self.output_counts[token] += 1
-        if self.banned and len(self.tokens) >= self.min_total:
-            self.banned = False
-            assert self.sample is not None
-            self.sample.set_banned(None)
+
+    def ready_sample(self) -> SampleRow:
+        """How the next token is drawn, told what may not be."""
+        sample = self.sample
+        assert sample is not None
+        sample.position = len(self.tokens)
+        restriction = self.rules.at(self.tokens)
+        if restriction is not self._restriction:
+            self._restriction = restriction
+            sample.set_banned(restriction.banned)
+            sample.set_mask(restriction.mask)
+        return sample
 
 
 class Slots:
@@ -78,9 +87,9 @@ class Slots:
         """widths: blocks of the longest request, a group."""
         self.tables = [np.zeros((max_slots, width), np.int32) for width in widths]
         self._slots: dict[int, Slot] = {}
+        self._info = info
         self._vocab = info.vocab_size
         self._drawable = info.num_tokens
-        self._eos = info.eos_token_ids
         self._new_sample = new_sample
 
     def __getitem__(self, slot: int) -> Slot:
@@ -135,7 +144,7 @@ class Slots:
         )
         self._set_penalties(slot, new)
         self._set_bias(slot, new)
-        self._set_banned(slot, new)
+        slot.rules = rules_of(new, self._info)
 
     def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
         params = new.params
@@ -165,15 +174,6 @@ class Slots:
         slot.sample.set_bias(
             np.array([token for token, _ in pairs], np.int32), np.array([value for _, value in pairs], np.float32)
         )
-
-    def _set_banned(self, slot: Slot, new: NewSlot) -> None:
-        """Ids that would end the request cannot be drawn before `min_tokens`."""
-        ids = set(new.params.stop_token_ids) | (set() if new.params.ignore_eos else set(self._eos))
-        slot.min_total = new.num_prompt + new.params.min_tokens
-        if ids and len(slot.tokens) < slot.min_total:
-            assert slot.sample is not None
-            slot.sample.set_banned(np.array(sorted(i for i in ids if 0 <= i < self._drawable), np.int32))
-            slot.banned = True
 
     def _count(self, tokens: list[int]) -> npt.NDArray[np.int32]:
         return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(np.int32)
