@@ -97,6 +97,8 @@ class ServerConfig:
     max_stop_characters: int = _request(1024, "Characters of one stop string.", 1, 65_536)
     max_stop_token_ids: int = _request(64, "Ids in stop_token_ids.", 0, 65_536)
     max_logit_bias: int = _request(1024, "Entries of logit_bias.", 0, 1 << 20)
+    max_bad_words: int = _request(128, "Strings in bad_words.", 0, 4096)
+    max_allowed_token_ids: int = _request(65_536, "Ids in allowed_token_ids.", 0, 1 << 20)
 
     requests_per_minute: int = _setting(0, "key", "Requests a minute.", 0, 1 << 30)
     tokens_per_minute: int = _setting(0, "key", "Prompt and generated tokens a minute.", 0, 1 << 40)

@@ -98,9 +98,9 @@ class LLM:
         """Continues one prompt (text or token ids) or several at once: a Completion, or a list of them.
 
         Keywords: max_tokens (16; None: the rest of the context), temperature (1), top_k, top_p, min_p, seed, stop
-        (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), include_stop_str_in_output,
-        skip_special_tokens, cache_salt, and the three penalties. None is the default: what the model suggests
-        (`info.sampling`), else as above.
+        (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), bad_words (texts),
+        allowed_token_ids, include_stop_str_in_output, skip_special_tokens, cache_salt, and the three penalties. None
+        is the default: what the model suggests (`info.sampling`), else as above.
         """
         self._check_usable()
         batch, many = self._inputs.prompts(prompts)

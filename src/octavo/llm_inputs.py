@@ -18,15 +18,23 @@ from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.limits import BIAS, MAX_SALT_CHARACTERS, MAX_STOP_TOKEN_IDS, NUMBERS, TOKEN_ID, Range
-from octavo.server.params import ModelLimits, TextOptions, sampling_params, text_options
+from octavo.server.limits import (
+    BIAS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_SALT_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    TOKEN_ID,
+    Range,
+)
+from octavo.server.params import ModelLimits, TextOptions, bad_words, sampling_params, text_options
 from octavo.server.prompts import chat_messages
 from octavo.server.protocol import CompletionBody, check_chat
 from octavo.server.text import ModelText
 from octavo.types import SamplingParams
 
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-_LISTS = ("logit_bias", "stop", "stop_token_ids")
+_LISTS = ("allowed_token_ids", "bad_words", "logit_bias", "stop", "stop_token_ids")
 KEYWORDS = tuple(sorted((*NUMBERS, *_FLAGS, *_LISTS, "cache_salt")))
 _CONFIG = ServerConfig()
 _PROMPT = "a prompt must be text, such as 'Once upon a time', or token ids, such as [1, 2, 3]"
@@ -105,7 +113,8 @@ class Inputs:
             body = CompletionBody(prompt=prompt, **fields)
             if body.logprobs is not None and body.logprobs > _CONFIG.max_logprobs:
                 raise ApiError(f"logprobs is {body.logprobs}; 0 to {_CONFIG.max_logprobs} would work.")
-            params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG)
+            words = bad_words(body, self._text.spellings, _CONFIG)
+            params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG, words)
             options = text_options(body, body.logprobs, _CONFIG)
         seed = secrets.randbits(64) if seed is None else seed
         return Asked(prompt, params, options, seed, body.cache_salt or "")
@@ -118,6 +127,10 @@ class Inputs:
             return _flag(name, value)
         if name == "stop":
             return _stop(value)
+        if name == "bad_words":
+            return _bad_words(value)
+        if name == "allowed_token_ids":
+            return self._allowed(value)
         if name == "cache_salt":
             return _salt(value)
         return self._bias(value) if name == "logit_bias" else self._stop_ids(value)
@@ -135,6 +148,12 @@ class Inputs:
         if len(items) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids holds {len(items)} ids; {MAX_STOP_TOKEN_IDS} at most would work")
         return [self._id(item, "an id in stop_token_ids") for item in items]
+
+    def _allowed(self, value: Any) -> list[int]:
+        items = _items(value, "allowed_token_ids must be a list of token ids, such as [5, 7]")
+        if not items:
+            raise ValueError("allowed_token_ids is empty, and nothing could be drawn; leave it out")
+        return [self._id(item, "an id in allowed_token_ids") for item in items]
 
     def _id(self, value: Any, what: str) -> int:
         last = self._limits.num_tokens - 1
@@ -171,6 +190,19 @@ def _stop(value: Any) -> list[str]:
         if not isinstance(item, str):
             raise TypeError(f"stop holds {_shown(item)}; text such as 'END' would work")
         _check_plain(item, "stop")
+    return items
+
+
+def _bad_words(value: Any) -> list[str]:
+    items = _items(value, "bad_words must be a list of texts, such as ['darn']")
+    for item in items:
+        if not isinstance(item, str):
+            raise TypeError(f"bad_words holds {_shown(item)}; text such as 'darn' would work")
+        if not 0 < len(item) <= MAX_BAD_WORD_CHARACTERS:
+            raise ValueError(
+                f"bad_words holds a text of {len(item)} characters; 1 to {MAX_BAD_WORD_CHARACTERS} would work"
+            )
+        _check_plain(item, "bad_words")
     return items
 
 

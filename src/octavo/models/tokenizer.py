@@ -105,6 +105,10 @@ class Tokenizer:
             ids = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
+    def encode_within(self, text: str) -> list[int]:
+        """Ids of a text as it stands behind other text: no space is put in front."""
+        return self._encode(self._parts.inner or self._parts.plain, text)
+
     def encode_chat(self, segments: Sequence[tuple[str, bool]]) -> list[int]:
         """Ids of a rendered chat: (text, whether the template wrote it) in order.
 

@@ -153,7 +153,10 @@ class JobMaker:
         requests: list[NewRequest] = []
         choices: dict[int, Choice] = {}
         seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
-        samplings = [params.sampling_params(body, len(prompt), logprobs, self._limits, self._config) for prompt in ids]
+        words = params.bad_words(body, self._text.spellings, self._config)
+        samplings = [
+            params.sampling_params(body, len(prompt), logprobs, self._limits, self._config, words) for prompt in ids
+        ]
         params.check_tokens(ids, samplings, n, self._config)
         for prompt, sampling in zip(ids, samplings, strict=True):
             for choice in range(n):

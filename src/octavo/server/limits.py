@@ -64,6 +64,7 @@ MAX_TEMPLATE_CHARACTERS = 65_536
 """Of a chat template that a request brings."""
 MAX_STOP_TOKEN_IDS = 64
 MAX_SALT_CHARACTERS = 256
+MAX_BAD_WORD_CHARACTERS = 256
 MAX_STOP_CHARACTERS = 1024
 
 NUMBERS: dict[str, Range] = {

@@ -7,6 +7,7 @@ top_p 0 is the narrowest nucleus, one token.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -134,10 +135,25 @@ def refuse_length(prompt_tokens: int, limits: ModelLimits, param: str) -> NoRetu
     )
 
 
+def bad_words(
+    body: CommonFields, spellings: Callable[[str], Sequence[tuple[int, ...]]], config: ServerConfig
+) -> tuple[tuple[int, ...], ...]:
+    """The sequences of ids that the output may not hold. spellings: the ways in which tokens write a word."""
+    words = body.bad_words or []
+    if len(words) > config.max_bad_words:
+        raise ApiError(f"bad_words may hold {config.max_bad_words} strings at most.", param="bad_words")
+    return tuple(dict.fromkeys(sequence for word in words for sequence in spellings(word)))
+
+
 def sampling_params(
-    body: ChatBody | CompletionBody, prompt_tokens: int, logprobs: int | None, limits: ModelLimits, config: ServerConfig
+    body: ChatBody | CompletionBody,
+    prompt_tokens: int,
+    logprobs: int | None,
+    limits: ModelLimits,
+    config: ServerConfig,
+    words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Parameters for a prompt of this length."""
+    """Parameters for a prompt of this length. words: of `bad_words`."""
     room = limits.max_model_len - prompt_tokens
     if room < 1:
         refuse_length(prompt_tokens, limits, "messages" if isinstance(body, ChatBody) else "prompt")
@@ -162,7 +178,9 @@ def sampling_params(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_logit_bias(body.logit_bias or {}, limits, config),
-        stop_token_ids=_stop_token_ids(body.stop_token_ids or [], limits, config),
+        bad_words=words,
+        allowed_token_ids=_allowed_token_ids(body.allowed_token_ids, limits, config),
+        stop_token_ids=_ids(body.stop_token_ids or [], "stop_token_ids", config.max_stop_token_ids, limits),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
@@ -189,9 +207,13 @@ def _logit_bias(given: dict[str, float], limits: ModelLimits, config: ServerConf
     return tuple(sorted(bias.items()))
 
 
-def _stop_token_ids(given: list[int], limits: ModelLimits, config: ServerConfig) -> tuple[int, ...]:
-    if len(given) > config.max_stop_token_ids:
-        raise ApiError(f"stop_token_ids may hold {config.max_stop_token_ids} ids at most.", param="stop_token_ids")
+def _allowed_token_ids(given: list[int] | None, limits: ModelLimits, config: ServerConfig) -> tuple[int, ...] | None:
+    return None if given is None else _ids(given, "allowed_token_ids", config.max_allowed_token_ids, limits)
+
+
+def _ids(given: list[int], field: str, most: int, limits: ModelLimits) -> tuple[int, ...]:
+    if len(given) > most:
+        raise ApiError(f"{field} may hold {most} ids at most.", param=field)
     if any(token >= limits.num_tokens for token in given):
-        raise ApiError(f"An id in stop_token_ids must be from 0 to {limits.num_tokens - 1}.", param="stop_token_ids")
+        raise ApiError(f"An id in {field} must be from 0 to {limits.num_tokens - 1}.", param=field)
     return tuple(dict.fromkeys(given))

@@ -92,6 +92,8 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, Annotated[float, limits.BIAS.meta()]] | None = None
+    bad_words: list[Annotated[str, Meta(min_length=1, max_length=limits.MAX_BAD_WORD_CHARACTERS)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, limits.REPETITION.meta()] | None = None

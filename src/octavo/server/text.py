@@ -58,6 +58,12 @@ class ModelText:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
         return self._tokenizer.encode(text, parse_special=True, add_bos=self._tokenizer.add_bos)
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word within a text, without and with a space in front."""
+        bare = word.lstrip() or word
+        spelt = (tuple(self._tokenizer.encode_within(text)) for text in (bare, f" {bare}"))
+        return list(dict.fromkeys(filter(None, spelt)))
+
     def least_tokens(self, text: str) -> int:
         """A bound from below on the tokens of any text that begins with this one: its end may be divided otherwise."""
         return len(self._tokenizer.encode(text)) * 9 // 10
