@@ -1,6 +1,6 @@
 """The shared vocabulary: requests, step plans, step results and the messages between processes.
 
-Owns nothing and imports nothing else of Octavo. Everything here is frozen; what crosses a process
+Owns nothing and imports nothing else of Octavo but sampling_types.py. Everything here is frozen; what crosses a process
 boundary is a msgspec Struct, encoded as MessagePack.
 
 Life of a request: `NewRequest` (client -> engine) -> `SeqWork` in `StepPlan`s (scheduler -> executor)
@@ -14,6 +14,10 @@ from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+
+from octavo.sampling_types import SamplingDefaults as SamplingDefaults
+from octavo.sampling_types import SamplingParams as SamplingParams
+from octavo.sampling_types import Structure as Structure
 
 
 class FinishReason(StrEnum):
@@ -36,52 +40,6 @@ class Pooling(StrEnum):
     """The mean over all positions, added up in their order in double precision."""
     LAST = "last"
     """The last position's."""
-
-
-class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the whole output of a request must look like. Already checked by the server or `LLM`."""
-
-    kind: str
-    """"json_schema" (text: the schema as JSON), "json_object" (text: empty), "regex", "choice" (text: a JSON
-    list of strings) or "lark" (a grammar in llguidance's form of Lark)."""
-    text: str = ""
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn. All values are already validated and bounded by the server or `LLM`."""
-
-    max_tokens: int
-    """Upper bound on generated tokens, >= 1."""
-    min_tokens: int = 0
-    """End-of-sequence and stop ids cannot be drawn before this many tokens were generated."""
-    temperature: float = 1.0
-    """0 is greedy (the seed is then unused)."""
-    top_k: int = 0
-    """0 is off."""
-    top_p: float = 1.0
-    """In (0, 1]; 1 is off."""
-    min_p: float = 0.0
-    """In [0, 1]; 0 is off."""
-    repetition_penalty: float = 1.0
-    """Over prompt and output (Keskar et al. 2019); 1 is off."""
-    presence_penalty: float = 0.0
-    """Over output only; 0 is off."""
-    frequency_penalty: float = 0.0
-    """Over output only; 0 is off."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, value added to its logit)."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the request, besides the model's own end-of-sequence ids."""
-    ignore_eos: bool = False
-    """The model's own end-of-sequence ids do not end the request (`stop_token_ids` still do)."""
-    logprobs: int | None = None
-    """None: off. n >= 0: the chosen token's log-probability and the n most likely alternatives."""
-    structure: Structure | None = None
-    """None: the output is free."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Sequences of ids, none of which the output may hold."""
-    allowed_token_ids: tuple[int, ...] | None = None
-    """None: all. Else nothing else is drawn, an end of sequence neither unless it is among them."""
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
@@ -276,23 +234,6 @@ class KVGroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: int
     """Over all layers of the group."""
     window: int | None = None
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model's makers suggest where a request leaves a field out. None: the API's default."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    source: str = ""
-    """The file that says so, for people."""
-
-    def chosen(self) -> dict[str, float]:
-        """The fields that have a suggestion."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ import octavo
 SOURCE = Path(octavo.__file__).parent
 ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
-    "types": set(),
+    "sampling_types": set(),
+    "types": {"sampling_types"},
     "http_config": set(),
     "kv_config": set(),
     "config": {"types", "http_config", "kv_config"},
