@@ -68,7 +68,7 @@ def _question(text: str) -> Pair:
 
 
 def _many(name: str, short: bool, pair: Pair, wrap: Callable[[Executor], Executor] | None) -> list[dict[str, Any]]:
-    runs, pairs = (2, 8) if short else (20, 80)
+    runs, pairs = (2, 8) if short else (20, 40)
     kept = Kept(name, short)
     config = _config()
     with Arm("A", config) as a, Arm("B", config, wrap) as b:

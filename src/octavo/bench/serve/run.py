@@ -18,6 +18,7 @@ from octavo.bench.serve.client import Client
 from octavo.bench.serve.load import run_load
 from octavo.bench.serve.metrics import Metrics, measure
 from octavo.bench.serve.plan import Plan
+from octavo.bench.serve.priority import first_in_line
 from octavo.bench.serve.probe import probe
 from octavo.bench.serve.prompts import Bodies
 from octavo.bench.serve.report import Report
@@ -32,8 +33,8 @@ def measure_server(
 ) -> Report:
     """In the calling thread, on an event loop of its own."""
     traced, notes = _traced(plan)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_measure(target, plan, traced, notes, server_pid, progress))
+    with first_in_line() as priority, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_measure(target, plan, traced, (*notes, priority), server_pid, progress))
 
 
 def _traced(plan: Plan) -> tuple[Sequence[Arrival] | None, tuple[str, ...]]:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ import uvloop
 from octavo.bench.machine import QUIET, Watch, describe, machine_lines, noise
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import Client
+from octavo.bench.serve.priority import first_in_line
 from octavo.bench.serve.target import Target, parse_target
 from octavo.bench.stats import percentiles
 
@@ -44,6 +45,8 @@ class Check:
     """Share of the events."""
     cpu: float
     """Of one core, by the client."""
+    priority: str = ""
+    """Of the client among the system's processes, in words."""
 
     def text(self) -> list[str]:
         lags = ", ".join(f"{name} {value:.3f}" for name, value in self.lag_ms.items())
@@ -52,7 +55,7 @@ class Check:
             f"sent {self.sent_rate:.0f} a second",
             f"client behind the server's log: {lags}, at most {self.largest_ms:.3f} ms; "
             f"{self.within_1ms:.3%} within 1 ms",
-            f"client's CPU: {self.cpu:.0%} of one core",
+            f"client's CPU: {self.cpu:.0%} of one core; {self.priority}",
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -137,9 +140,9 @@ def null_server(rate: float, host: str = "127.0.0.1") -> Iterator[Target]:
 
 def check_client(streams: int = 5, rate: float = 5000.0, seconds: float = 2.0) -> Check:
     """Runs both; takes `seconds` and a little more."""
-    with null_server(rate) as target:
+    with null_server(rate) as target, first_in_line() as priority:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_check(target, streams, rate, int(rate * seconds)))
+            return replace(runner.run(_check(target, streams, rate, int(rate * seconds))), priority=priority)
 
 
 async def _check(target: Target, streams: int, rate: float, events: int) -> Check:
