@@ -11,7 +11,8 @@ import click
 
 import octavo
 from octavo.cli.bench import bench
-from octavo.cli.options import FiniteRange, engine_options
+from octavo.cli.options import FiniteRange, engine_flags, engine_options
+from octavo.cli.run_options import RunOptions, run_options
 from octavo.cli.server_options import server_options
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.models.files import sentence
@@ -69,39 +70,19 @@ def chat(
     raise SystemExit(run_chat(engine if url else with_model(engine), url, options, api_key))
 
 
-@cli.command()
-@engine_options
-@click.option("--prompt", "-p", required=True, help="Text to continue; with --chat, the user's message.")
-@click.option("--chat/--no-chat", "as_chat", default=True, show_default=True, help="Use the model's chat template.")
-@click.option(
-    "--temperature",
-    type=FiniteRange(0, 2),
-    default=None,
-    help="Randomness  [default: the model's, else 0, which is none]",
-)
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-def run(
-    engine: EngineConfig, prompt: str, as_chat: bool, temperature: float | None, max_tokens: int, seed: int
-) -> None:
-    """Answer one prompt and exit."""
-    from octavo.llm import LLM, REFUSALS
+@cli.command(no_args_is_help=True)
+@click.argument("names", nargs=-1, metavar="[MODEL] [INPUT]")
+@engine_flags
+@run_options
+def run(names: tuple[str, ...], engine: EngineConfig, **values: Any) -> None:
+    """Answer every line of INPUT into OUTPUT (octavo run [MODEL] INPUT.jsonl -o OUTPUT.jsonl), or one prompt (-p).
 
-    with LLM(config=with_model(engine)) as llm:
-        if temperature is None and llm.info.sampling.temperature is None:
-            temperature = 0.0
-        messages = [{"role": "user", "content": prompt}]
-        generate = llm.chat if as_chat else llm.generate
-        try:
-            result = generate(
-                messages if as_chat else prompt,  # type: ignore[arg-type]
-                temperature=temperature,
-                max_tokens=max_tokens,
-                seed=seed,
-            )
-        except REFUSALS as error:
-            raise ConfigError(f"--prompt cannot be answered: {error}") from error
-        click.echo(result.text)
+    A line is {"prompt": ...} or {"messages": ...} with the API's fields and an id, a JSON string, or a line of an
+    OpenAI batch file. A run that was stopped or killed goes on with the same command. docs/offline.md says more.
+    """
+    from octavo.cli.run import run as answer
+
+    raise SystemExit(answer(names, engine, RunOptions(**values)))
 
 
 @cli.command()

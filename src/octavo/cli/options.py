@@ -182,8 +182,13 @@ _OPTIONS = [
 
 def engine_options(command: F) -> F:
     """Adds MODEL and the engine's flags; the command gets them as one `engine: EngineConfig`."""
+    return click.argument("model", required=False)(engine_flags(command))
 
-    def wrapper(*args: Any, model: str | None, **values: Any) -> Any:
+
+def engine_flags(command: F) -> F:
+    """Adds the engine's flags alone."""
+
+    def wrapper(*args: Any, model: str | None = None, **values: Any) -> Any:
         own = {name: values.pop(name) for name in list(values) if name not in _NAMES}
         return command(*args, engine=make_config(model, values), **own)
 
@@ -193,7 +198,7 @@ def engine_options(command: F) -> F:
     wrapped: Any = wrapper
     for option in reversed(_OPTIONS):
         wrapped = option(wrapped)
-    return click.argument("model", required=False)(wrapped)  # type: ignore[no-any-return]
+    return wrapped  # type: ignore[no-any-return]
 
 
 def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
