@@ -19,6 +19,9 @@ from octavo.http_config import ServerConfig as ServerConfig
 from octavo.kv_config import KVConfig as KVConfig
 from octavo.kv_config import KVShape as KVShape
 from octavo.kv_config import most_live as most_live
+from octavo.speculative_config import SpeculativeConfig as SpeculativeConfig
+from octavo.speculative_config import faults, resolved
+from octavo.speculative_config import logit_rows as logit_rows
 
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
@@ -120,6 +123,7 @@ class EngineConfig:
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     validate_kv: bool = False
     """Recompute every block count from scratch after each step (tests)."""
     stuck_seconds: float = 20.0
@@ -223,7 +227,9 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     execution = _resolve_execution(config.execution, facts)
     scheduler = config.scheduler
     _check_disk(config.kv, facts)
-    workspace = scheduler.max_num_batched_tokens * facts.row_bytes + scheduler.max_num_seqs * facts.vocab * 4
+    speculative = resolved(config.speculative, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    rows = logit_rows(speculative, scheduler.max_num_seqs)
+    workspace = scheduler.max_num_batched_tokens * facts.row_bytes + rows * facts.vocab * 4
     length = _requested_length(config.model, facts)
     capacity = _pool_tokens(config, facts, workspace, length)
     block = config.kv.block_size if config.kv.paged else _round_up(min(length, capacity), TILE)
@@ -239,8 +245,13 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
     kv = replace(config.kv, size_bytes=size, size_tokens=tokens, block_size=block)
     if kv.disk is not None and kv.disk_bytes is None:
         kv = replace(kv, disk_bytes=DISK_BYTES)
-    resolved = replace(
-        config, model=replace(config.model, max_model_len=length), kv=kv, scheduler=scheduler, execution=execution
+    filled = replace(
+        config,
+        model=replace(config.model, max_model_len=length),
+        kv=kv,
+        scheduler=scheduler,
+        execution=execution,
+        speculative=speculative,
     )
     used = facts.weights_bytes + size + workspace
     budget = Budget(
@@ -250,7 +261,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, Budget]:
         free=max(0, facts.available_bytes - used),
         kv_tokens=tokens,
     )
-    return resolved, budget
+    return filled, budget
 
 
 def explain(config: EngineConfig, budget: Budget) -> tuple[str, ...]:
@@ -293,6 +304,8 @@ def check_choices(config: EngineConfig) -> None:
     if not 0 <= config.stuck_seconds <= 86400:  # NaN is outside too
         raise ConfigError(f"--stuck-seconds {config.stuck_seconds} is outside 0 to 86400; 20 would work")
     _check_sharing(config.execution)
+    if (wrong := faults(config.speculative)) is not None:
+        raise ConfigError(wrong)
     between("--max-num-seqs", config.scheduler.max_num_seqs, 1, 4096)
     between("--max-num-batched-tokens", config.scheduler.max_num_batched_tokens, 1, 65536)
     between("--output-weight", config.scheduler.output_weight, 0, 1000)

@@ -163,6 +163,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """Set beside `error` where the request, the queue or the clock ended it."""
     vector: bytes | None = None
     """The pooled hidden states, float32 little-endian, not normalised; on the final delta of a pooled request."""
+    drafted: int = 0
+    """Draft tokens that were checked for these tokens."""
+    accepted: int = 0
+    """Of the drafted ones, those that are among `tokens`."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +220,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, as learnt: of any step, of a position computed, of a token drawn, of a position read by attention."""
     waiting_tokens: int = 0
     """Positions that waiting requests still have to compute before they draw a token."""
+    drafts_checked: tuple[int, ...] = ()
+    """Entry p: drafts of more than p tokens that were checked. Empty: speculation is off."""
+    drafts_accepted: tuple[int, ...] = ()
+    """Entry p: those of them whose first p + 1 tokens were accepted."""
+    draft_seconds: float = 0.0
+    """Spent on making drafts."""
+    draft_saved_seconds: float = 0.0
+    """What the accepted tokens would have taken without drafts, by the step-time model, beyond what they took."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
@@ -336,7 +348,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
 class SeqWork(msgspec.Struct, frozen=True):
     """Compute positions [start, start + count) of the request in `slot`.
 
-    The worker knows the tokens: `NewSlot.tokens`, then what it sampled itself.
+    The worker knows the tokens: `NewSlot.tokens`, then what it sampled itself, then `drafts`, which it does not keep.
     """
 
     slot: int
@@ -345,9 +357,12 @@ class SeqWork(msgspec.Struct, frozen=True):
     new_blocks: tuple[tuple[int, ...], ...]
     """Appended to the slot's block table, one tuple a group."""
     sample: bool
-    """Draw a token from the logits of the last position."""
+    """Draw a token from the logits of the last position, and from those of every draft token."""
     store_from: int = 0
     """Positions below this are recomputed without a store (their page is shared and already full)."""
+    drafts: tuple[int, ...] = ()
+    """Guessed tokens of the last positions of `count`, where `sample` is set. Blocks beyond the accepted positions are
+    the scheduler's again: the worker forgets them."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -361,7 +376,10 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class SeqOutput(msgspec.Struct, frozen=True):
-    """For one SeqWork: the tokens accepted (none for a partial prefill), or an error that ends the request."""
+    """For one SeqWork: the tokens accepted (none for a partial prefill), or an error that ends the request.
+
+    With drafts: those that were accepted, then the target's own draw behind them.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None

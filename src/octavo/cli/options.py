@@ -19,6 +19,7 @@ from octavo.config import (
     KVConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     check_choices,
 )
 
@@ -162,6 +163,32 @@ _OPTIONS = [
     click.option("--attention", default="tiled", show_default=True, help="tiled or naive."),
     click.option("--program/--no-program", default=True, help="Off: one native call an op."),
     click.option(
+        "--speculative",
+        default=_DEFAULTS.speculative.proposer,
+        show_default=True,
+        help="Who guesses tokens that one step then checks: off or ngram. Only the time changes.",
+    ),
+    click.option("--draft-tokens", type=int, default=None, help="Tokens of one guess at most [8]."),
+    click.option(
+        "--draft-from",
+        default=None,
+        help="Where ngram looks: request, or tenant (its finished requests too) [request].",
+    ),
+    click.option(
+        "--adaptive-drafts/--no-adaptive-drafts",
+        "adaptive",
+        default=None,
+        help="Guess as long as it pays [on]; off: always.",
+    ),
+    click.option(
+        "--verification",
+        default=None,
+        help="coupled (the tokens stay) or rejection (their distribution stays) [coupled].",
+    ),
+    click.option(
+        "--draft-rows", type=int, default=None, help="Guessed tokens of one step, all requests together [128]."
+    ),
+    click.option(
         "--stuck-seconds",
         type=FiniteRange(0, 86400),
         default=_DEFAULTS.stuck_seconds,
@@ -249,6 +276,14 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             attention=values["attention"],
             program=values["program"],
             shared_prefix_attention=values["shared_prefix_attention"],
+        ),
+        speculative=SpeculativeConfig(
+            proposer=values["speculative"],
+            draft_tokens=values["draft_tokens"],
+            draft_from=values["draft_from"],
+            adaptive=values["adaptive"],
+            verification=values["verification"],
+            draft_rows=values["draft_rows"],
         ),
         validate_kv=values["validate_kv"],
         stuck_seconds=values["stuck_seconds"],

@@ -18,7 +18,10 @@ from octavo.kvcache.pins import PinBook
 from octavo.kvcache.tiers.tier import Tier
 from octavo.scheduler.admission import Limits, refusal
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.speculation import make_speculation
 from octavo.scheduler.state import RequestState
+from octavo.speculative.factory import make_proposer
+from octavo.speculative.proposer import Proposer
 from octavo.types import (
     Abort,
     ClientMessage,
@@ -44,8 +47,18 @@ _LOAD_SECONDS = 0.005
 class EngineCore:
     """See the module."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, depth: int = 1, tier: Tier | None = None) -> None:
-        """config is resolved; the executor was made from it. tier: of the KV cache, below the executor's pages."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        depth: int = 1,
+        tier: Tier | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        """config is resolved; the executor was made from it. tier: of the KV cache, below the executor's pages.
+
+        proposer: instead of what the configuration asks for (tests).
+        """
         length = config.model.max_model_len
         assert length is not None, "the engine takes a resolved configuration"
         assert depth >= 1
@@ -53,7 +66,8 @@ class EngineCore:
         lead = depth * max(most, config.scheduler.max_num_batched_tokens)
         self.kv = make_kv(config.kv, executor.info, executor.num_blocks, length, lead, tier)
         self.pins = PinBook(self.kv, config.kv.pin_tokens)
-        self.scheduler = Scheduler(config.scheduler, self.kv)
+        speculation = make_speculation(config.speculative, proposer or make_proposer(config.speculative))
+        self.scheduler = Scheduler(config.scheduler, self.kv, speculation=speculation)
         self._config = config
         self._executor = executor
         self._depth = depth
@@ -147,6 +161,7 @@ class EngineCore:
         """A snapshot; counters only grow."""
         disk = self.kv.tier.stats()
         counters = self.scheduler.counters
+        drafts = self.scheduler.speculation.counters
         groups = self.kv.groups
         return EngineStats(
             running=len(self.scheduler.running),
@@ -179,6 +194,10 @@ class EngineCore:
             waiting_tokens=self.scheduler.waiting.tokens,
             step_budget=self.scheduler.step_budget,
             step_prices=self.scheduler.model.prices,
+            drafts_checked=tuple(drafts.checked),
+            drafts_accepted=tuple(drafts.accepted),
+            draft_seconds=drafts.seconds,
+            draft_saved_seconds=drafts.saved,
         )
 
     def _add(self, message: NewRequest) -> None:

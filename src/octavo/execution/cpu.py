@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, logit_rows
 from octavo.execution.inputs import StepInputs
 from octavo.execution.pages import block_shapes
 from octavo.execution.rope import rope_tables
@@ -77,7 +77,7 @@ class CpuForward:
             execution.isa,
             execution.threads,
             config.scheduler.max_num_batched_tokens,
-            config.scheduler.max_num_seqs,
+            logit_rows(config.speculative, config.scheduler.max_num_seqs),
             length,
             float32,
             execution.attention == "naive",

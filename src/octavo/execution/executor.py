@@ -7,11 +7,13 @@ A request that cannot go on gets an error in its own output; the others of the s
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.config import EngineConfig
+from octavo.execution.draft_rows import DraftRows
 from octavo.execution.forward import Forward
 from octavo.execution.inputs import StepInputs, build_inputs
 from octavo.execution.shared_prefix import make_sharing
@@ -71,6 +73,8 @@ class LocalExecutor:
         )
         windows = [group.window for group in info.kv_groups]
         self.sharing = make_sharing(bool(config.execution.shared_prefix_attention), windows, config.kv.block_size)
+        self._draft_rows = DraftRows()
+        self._block_size = config.kv.block_size
         self._closed = False
 
     def submit(self, plan: StepPlan) -> DoneHandle:
@@ -103,7 +107,8 @@ class LocalExecutor:
     def _run(self, work: tuple[SeqWork, ...]) -> tuple[SeqOutput, ...]:
         slots = [self.slots.grow(w) for w in work]
         works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
-        drawn = iter(self.forward.run(build_inputs(self.slots, works, self.sharing)) if works else ())
+        self._draft_rows.begin()
+        drawn = self.forward.run(build_inputs(self.slots, works, self.sharing, self._draft_rows)) if works else []
         outputs = []
         row = 0
         for w, slot in zip(work, slots, strict=True):
@@ -112,19 +117,29 @@ class LocalExecutor:
             elif not w.sample:
                 outputs.append(_NOTHING)
             else:
-                outputs.append(self._output(slot, next(drawn), row))
-                row += 1
+                rows = 1 + len(w.drafts)
+                outputs.append(self._output(slot, w.drafts, drawn[row : row + rows], row))
+                row += rows
         return tuple(outputs)
 
-    def _output(self, slot: Slot, draw: Drawn, row: int) -> SeqOutput:
-        token = draw[0]
-        if token < 0:
+    def _output(self, slot: Slot, drafts: tuple[int, ...], draws: Sequence[Drawn], row: int) -> SeqOutput:
+        """The draws that count: those that equal the draft's tokens, and the one behind them."""
+        taken = 0
+        while taken < len(drafts) and draws[taken][0] == drafts[taken]:
+            taken += 1
+        taken += draws[taken][0] >= 0
+        if not taken:
             slot.error = _undrawable(self.forward.logits(row + 1)[row, : self.info.num_tokens], slot)
             return SeqOutput(error=slot.error)
-        slot.append(token)
+        # Where nothing can be drawn behind accepted tokens, the next step says so.
+        tokens = tuple([draw[0] for draw in draws[:taken]])
+        for token in tokens:
+            slot.append(token)
+        if drafts:
+            slot.forget_blocks(-(-(len(slot.tokens) - 1) // self._block_size))
         if not slot.wants_logprobs:
-            return SeqOutput((token,))
-        return SeqOutput((token,), (TokenLogprobs(draw[1], draw[2], draw[3]),))
+            return SeqOutput(tokens)
+        return SeqOutput(tokens, tuple([TokenLogprobs(draw[1], draw[2], draw[3]) for draw in draws[:taken]]))
 
 
 def _undrawable(logits: npt.NDArray[np.float32], slot: Slot) -> str:

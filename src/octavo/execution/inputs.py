@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.execution.draft_rows import DraftRows
 from octavo.execution.shared_prefix import NoSharing, Sharing
 from octavo.execution.slots import Slot, Slots
 from octavo.ops.base import SampleRow
@@ -35,8 +36,13 @@ class StepInputs:
 _NONE = NoSharing()
 
 
-def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]], sharing: Sharing = _NONE) -> StepInputs:
-    """The inputs of `works`, whose slots already hold their blocks."""
+def build_inputs(
+    slots: Slots,
+    works: Sequence[tuple[SeqWork, Slot]],
+    sharing: Sharing = _NONE,
+    draft_rows: DraftRows | None = None,
+) -> StepInputs:
+    """The inputs of `works`, whose slots already hold their blocks. draft_rows: where works have drafts."""
     tokens: list[int] = []
     seqs: list[tuple[int, int, int, int]] = []
     logit_rows: list[int] = []
@@ -44,7 +50,7 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]], sharing: S
     row = 0
     for work, slot in works:
         start, count = work.start, work.count
-        end = start + count
+        end = start + count - len(work.drafts)
         if count == 1:
             tokens.append(slot.tokens[start])
         else:
@@ -53,8 +59,12 @@ def build_inputs(slots: Slots, works: Sequence[tuple[SeqWork, Slot]], sharing: S
         row += count
         if work.sample:
             assert end == len(slot.tokens), (work, len(slot.tokens))
-            logit_rows.append(row - 1)
             samples.append(slot.ready_sample())
+            if work.drafts:
+                assert draft_rows is not None
+                tokens.extend(work.drafts)
+                samples.extend(draft_rows.of(slot, work.drafts))
+            logit_rows.extend(range(row - 1 - len(work.drafts), row))
     assert len(tokens) == row, "work reaches beyond the tokens that are known"
     indices = [work.slot for work, _ in works]
     tables = [table[indices, : max(slot.used[group] for _, slot in works)] for group, table in enumerate(slots.tables)]

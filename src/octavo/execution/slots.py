@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,16 @@ class Slot:
     """One running request."""
 
     __slots__ = (
+        "_later",
         "_restriction",
         "biased",
         "error",
+        "make_row",
         "output_counts",
         "partitions",
         "rules",
         "sample",
+        "set_counts",
         "tokens",
         "used",
         "wants_logprobs",
@@ -47,6 +51,12 @@ class Slot:
         self.partitions: list[tuple[bytes, ...]] = [()] * groups
         """Block ids of the whole partitions that are computed, a group (shared_prefix.py)."""
         self.sample: SampleRow | None = None
+        """Of the next token."""
+        self.make_row: Callable[[], SampleRow] | None = None
+        """Another sample of the same settings, without penalties and rules."""
+        self.set_counts: Callable[[SampleRow, npt.NDArray[np.int32]], None] = _no_counts
+        """Gives a sample the penalties, over these counts of the output."""
+        self._later: list[SampleRow] = []
         self.output_counts: npt.NDArray[np.int32] | None = None
         self.biased = False
         self.rules: LogitsRules = NO_RULES
@@ -54,6 +64,17 @@ class Slot:
         """What `sample` was last told."""
         self.wants_logprobs = False
         self.error: str | None = None
+
+    def later_row(self, behind: int) -> SampleRow:
+        """The sample of the row behind so many draft tokens, made when it is first asked for."""
+        while len(self._later) < behind:
+            assert self.make_row is not None
+            self._later.append(self.make_row())
+        return self._later[behind - 1]
+
+    def forget_blocks(self, blocks: int) -> None:
+        """Blocks of the table behind these are the scheduler's again."""
+        self.used = [min(used, blocks) for used in self.used]
 
     def append(self, token: int) -> None:
         """A token was drawn."""
@@ -129,11 +150,19 @@ class Slots:
         if not 0 <= min(slot.tokens) <= max(slot.tokens) < self._vocab:
             wrong = next(t for t in slot.tokens if not 0 <= t < self._vocab)
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._vocab}")
+        _check(new.params)
+        slot.wants_logprobs = new.params.logprobs is not None
+        slot.biased = bool(new.params.logit_bias)
+        slot.make_row = partial(self._row, new)
+        slot.sample = slot.make_row()
+        self._set_penalties(slot, new)
+        slot.rules = rules_of(new, self._info)
+
+    def _row(self, new: NewSlot) -> SampleRow:
+        """A sample with the settings that no position changes."""
         params = new.params
-        _check(params)
-        slot.wants_logprobs = params.logprobs is not None
         alternatives = -1 if params.logprobs is None else params.logprobs
-        slot.sample = self._new_sample(
+        sample = self._new_sample(
             params.temperature,
             params.top_k,
             params.top_p,
@@ -142,9 +171,9 @@ class Slots:
             new.choice,
             alternatives,
         )
-        self._set_penalties(slot, new)
-        self._set_bias(slot, new)
-        slot.rules = rules_of(new, self._info)
+        if params.logit_bias:
+            self._set_bias(sample, params)
+        return sample
 
     def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
         params = new.params
@@ -152,31 +181,32 @@ class Slots:
             return
         prompt = self._count(slot.tokens[: new.num_prompt]) if params.repetition_penalty != 1 else None
         slot.output_counts = self._count(slot.tokens[new.num_prompt :])
+        slot.set_counts = partial(_penalise, params, prompt)
         assert slot.sample is not None
-        slot.sample.set_penalties(
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-            prompt,
-            slot.output_counts,
-        )
+        slot.set_counts(slot.sample, slot.output_counts)
 
-    def _set_bias(self, slot: Slot, new: NewSlot) -> None:
-        if not new.params.logit_bias:
-            return
-        wrong = [token for token, _ in new.params.logit_bias if not 0 <= token < self._vocab]
+    def _set_bias(self, sample: SampleRow, params: SamplingParams) -> None:
+        wrong = [token for token, _ in params.logit_bias if not 0 <= token < self._vocab]
         if wrong:
             raise ValueError(f"logit_bias names token id {wrong[0]}, outside the model's vocabulary of {self._vocab}")
         # Padding rows of the head are never drawn, whatever their bias.
-        slot.biased = True
-        pairs = [pair for pair in new.params.logit_bias if pair[0] < self._drawable]
-        assert slot.sample is not None
-        slot.sample.set_bias(
+        pairs = [pair for pair in params.logit_bias if pair[0] < self._drawable]
+        sample.set_bias(
             np.array([token for token, _ in pairs], np.int32), np.array([value for _, value in pairs], np.float32)
         )
 
     def _count(self, tokens: list[int]) -> npt.NDArray[np.int32]:
         return np.bincount(np.array(tokens, np.int64), minlength=self._vocab).astype(np.int32)
+
+
+def _penalise(
+    params: SamplingParams, prompt: npt.NDArray[np.int32] | None, sample: SampleRow, output: npt.NDArray[np.int32]
+) -> None:
+    sample.set_penalties(params.repetition_penalty, params.presence_penalty, params.frequency_penalty, prompt, output)
+
+
+def _no_counts(sample: SampleRow, output: npt.NDArray[np.int32]) -> None:
+    raise AssertionError("a request without penalties counts nothing")
 
 
 def _check(params: SamplingParams) -> None:

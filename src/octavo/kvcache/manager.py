@@ -4,6 +4,7 @@
     advance  -- hands out promised blocks, as far as a step that is about to be submitted reaches
     commit   -- publishes the full blocks of a retired step to the prefix cache
     slide    -- in window groups, leaves the blocks that no later position sees
+    give_back -- blocks beyond the computed positions, had for guesses that were wrong, are parked
     trim     -- the request keeps a beginning of its blocks and leaves the rest
     release  -- the request leaves its blocks; they are parked under the newest step that may still touch them
     loaded   -- blocks that a tier below the pages brought are taken in (tiers/tier.py)
@@ -209,6 +210,29 @@ class KVManager:
                 claim = group.claim(seq.num_blocks - table.left)
                 group.release(table.leave(count))
                 group.promise(group.claim(seq.num_blocks - table.left) - claim)
+
+    def give_back(self, seq: SequenceKV, computed: int) -> None:
+        """Blocks of positions from `computed` on alone are parked, or no more promised.
+
+        Called when the step that wrote there retires and no later one touches them.
+        """
+        keep = self.blocks_for(computed)
+        if keep >= seq.num_blocks:
+            return
+        assert keep >= seq.published, "a block of a rejected guess was published"
+        tails: list[list[int]] = []
+        for group, table in zip(self.groups, seq.tables, strict=True):
+            gone = table.cut(max(keep, table.left), 0)
+            claim = group.claim(seq.num_blocks - table.left) - group.claim(max(0, keep - table.left))
+            group.closed(claim, len(gone))
+            tails.append(gone)
+        if seq.last_step > self._retired:
+            self._parked.setdefault(seq.last_step, []).append(tails)
+        else:
+            self._release(tails)
+        seq.num_blocks = keep
+        seq.handed = min(seq.handed, keep)
+        seq.capacity = keep * self.block_size
 
     def release(self, seq: SequenceKV) -> None:
         """The request leaves all its blocks; harmless when it has none."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.state import RequestState
 from octavo.scheduler.step_model import StepLoad
+from octavo.types import SeqOutput
 
 
 @dataclass(slots=True)
@@ -19,8 +20,19 @@ class Item:
     request: RequestState
     start: int
     count: int
+    """Positions, those of `drafts` included."""
     sample: bool = False
     epoch: int = 0
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens drawn, where it samples."""
+        return self.sample * (1 + len(self.drafts))
+
+    def computed(self, output: SeqOutput) -> int:
+        """Positions below this are computed, rejected drafts left out."""
+        return self.start + self.count - len(self.drafts) + max(0, len(output.tokens) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +44,20 @@ class StepRecord:
     load: StepLoad
     predicted: float
     """Seconds that the model expected when the step was planned."""
+    undrafted: float = 0.0
+    """Seconds that it expected without drafts; 0 where it did not know, or nobody was to have any."""
 
 
 class Draft:
     """Items in batch order, and the budget they leave."""
 
-    __slots__ = ("_items", "budget", "left")
+    __slots__ = ("_items", "budget", "left", "undrafted")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.left = budget
+        self.undrafted = 0.0
+        """See `StepRecord`."""
         self._items: dict[RequestState, Item] = {}
 
     def add(self, request: RequestState, count: int) -> None:
@@ -56,6 +72,13 @@ class Draft:
             more = min(self.left, request.remaining - item.count)
             item.count += more
             self.left -= more
+
+    def guess(self, item: Item, tokens: tuple[int, ...]) -> None:
+        """The item's draft."""
+        assert not item.drafts and len(tokens) <= self.left
+        item.drafts = tokens
+        item.count += len(tokens)
+        self.left -= len(tokens)
 
     def drop(self, request: RequestState) -> None:
         """The request was preempted; its work, if any, leaves the step."""

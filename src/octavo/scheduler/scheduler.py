@@ -23,6 +23,7 @@ from octavo.scheduler.chunking import Place, make_chunking
 from octavo.scheduler.draft import Draft, Item, StepRecord
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import choose_victim, make_keeping, make_urgency
+from octavo.scheduler.speculation import NoSpeculation, Speculation
 from octavo.scheduler.state import RequestState, Status
 from octavo.scheduler.step_model import StepTimeModel, load_of
 from octavo.scheduler.time_limits import TimeLimits
@@ -58,8 +59,14 @@ class Counters:
 class Scheduler:
     """Owns all live requests. `running` is kept in order of age, as is `waiting`, which says who is next."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, limits: TimeLimits | None = None) -> None:
-        """limits: for tests with a clock of their own."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        limits: TimeLimits | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """limits: for tests with a clock of their own. speculation: None is off."""
         self.kv = kv
         self.waiting: Waiting = make_waiting(config)
         self.running: list[RequestState] = []
@@ -77,6 +84,7 @@ class Scheduler:
         """Blocks that a new request leaves for those that run."""
         self._chunking = make_chunking(config.chunked_prefill)
         self._limits = limits or TimeLimits(config.max_queue_seconds)
+        self.speculation = speculation or NoSpeculation()
         self._live: dict[int, RequestState] = {}
         self._slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -122,6 +130,7 @@ class Scheduler:
         self._leave_slot(request)
         self.kv.release(request.kv)
         request.finish()
+        self.speculation.forget(request)
         del self._live[request.request.request_id]
         tokens = delta.tokens if delta is not None else []
         stop = tokens[-1] if reason is FinishReason.STOP and tokens else None
@@ -135,6 +144,8 @@ class Scheduler:
                 error,
                 _take_cached(request),
                 code,
+                delta.drafted if delta is not None else 0,
+                delta.accepted if delta is not None else 0,
             )
         )
 
@@ -175,6 +186,7 @@ class Scheduler:
                 "requests wait, nothing runs and nothing was admitted"
             )
             return None
+        self.speculation.draft(draft, self.kv, self.model)
         return self._submit(draft)
 
     def _take_loads(self) -> None:
@@ -328,7 +340,9 @@ class Scheduler:
         items = draft.items()
         new: list[NewSlot] = []
         work: list[SeqWork] = []
-        load = load_of((item.start, item.count, item.start + item.count == len(item.request.tokens)) for item in items)
+        for item in items:
+            item.sample = item.start + item.count - len(item.drafts) == len(item.request.tokens)
+        load = load_of((item.start, item.count, item.rows) for item in items)
         for item in items:
             request = item.request
             start, end = item.start, item.start + item.count
@@ -337,16 +351,15 @@ class Scheduler:
                 new.append(self._enter(request))
                 new_blocks = self.kv.beyond_matched(request.kv)
             assert request.slot is not None
-            item.sample = end == len(request.tokens)
             item.epoch = request.epoch
             store_from = request.kv.matched if start < request.kv.matched else 0
-            work.append(SeqWork(request.slot, start, item.count, new_blocks, item.sample, store_from))
+            work.append(SeqWork(request.slot, start, item.count, new_blocks, item.sample, store_from, item.drafts))
             request.num_computed = end
             request.drawing = item.sample
             request.kv.last_step = step_id
             request.turn = self._turn = self._turn + 1
         released, self._released = tuple(self._released), []
-        self._flight.append(StepRecord(step_id, items, load, self.model.predict_load(load)))
+        self._flight.append(StepRecord(step_id, items, load, self.model.predict_load(load), draft.undrafted))
         return StepPlan(step_id, tuple(new), tuple(work), released)
 
     def _enter(self, request: RequestState) -> NewSlot:
@@ -381,26 +394,31 @@ class Scheduler:
         counters.seconds += result.seconds
         counters.predicted += record.predicted
         self.model.observe(record.load, result.seconds)
+        accepted = 0
         for item, output in zip(record.items, result.outputs, strict=True):
-            self._count(item)
+            self._count(item, item.computed(output))
             if item.request.epoch == item.epoch:
-                self._take_output(item, output)
+                accepted += self._take_output(item, output)
+        if record.load.rows and any(item.drafts for item in record.items):
+            drawing = sum(item.sample for item in record.items)
+            self.speculation.retired(record.undrafted, result.seconds, drawing, accepted)
         self.kv.retire(record.step_id)
         if self.kv.tier.on:
             self._time(record, result.seconds)
 
-    def _take_output(self, item: Item, output: SeqOutput) -> None:
+    def _take_output(self, item: Item, output: SeqOutput) -> int:
+        """Takes in what came of an item; returns how many draft tokens were accepted."""
         request = item.request
-        end = item.start + item.count
         if output.error is not None:
             self.finish(request, FinishReason.ERROR, error=output.error)
-            return
-        if end // self.kv.block_size > request.kv.published:
-            self.kv.commit(request.kv, request.tokens, end)
+            return 0
         if not item.sample:
             assert not output.tokens, "a partial prompt draws no token"
+            end = item.start + item.count
+            if end // self.kv.block_size > request.kv.published:
+                self.kv.commit(request.kv, request.tokens, end)
             self.kv.slide(request.kv, end)
-            return
+            return 0
         request.drawing = False
         assert output.tokens, "a step that samples returns a token"
         tokens, logprobs = list(output.tokens), output.logprobs
@@ -411,32 +429,40 @@ class Scheduler:
             if reason is not None:
                 del tokens[taken:]
                 break
+        accepted = self.speculation.taken(item, tokens)
         self.counters.generated += len(tokens)
         self.waiting.charge(request, 0, len(tokens))
-        # Rejected drafts, if any, were not computed after all; the newest token never is.
-        if request.num_computed >= len(request.tokens):
-            request.num_computed = len(request.tokens) - 1
+        # Rejected drafts were not computed after all; the newest token never is.
+        computed = len(request.tokens) - 1
+        request.num_computed = min(request.num_computed, computed)
+        if computed // self.kv.block_size > request.kv.published:
+            self.kv.commit(request.kv, request.tokens, computed)
         cached = request.cached_tokens if reason is None else None
         listed = None if logprobs is None else list(logprobs[: len(tokens)])
-        delta = TokenDelta(request.request.request_id, tokens, listed, None, None, None, cached)
+        delta = TokenDelta(
+            request.request.request_id, tokens, listed, None, None, None, cached, None, len(item.drafts), accepted
+        )
         if reason is not None:
             self.finish(request, reason, delta)
         else:
             request.cached_tokens = None
-            self.kv.slide(request.kv, min(end, len(request.tokens) - 1))
+            if item.drafts:
+                self.kv.give_back(request.kv, computed)
+            self.kv.slide(request.kv, computed)
             self._deltas.append(delta)
+        return accepted
 
     def _time(self, record: StepRecord, seconds: float) -> None:
         """Tells the tier what prompts cost, by steps that compute little else."""
         rows = sum(item.count for item in record.items)
-        prompts = sum(item.count for item in record.items if item.count > 1)
+        prompts = sum(item.count for item in record.items if item.count > 1 + len(item.drafts))
         if prompts >= _TIMED_ROWS and 5 * prompts >= 4 * rows:
             self.kv.tier.computed(rows, seconds)
 
-    def _count(self, item: Item) -> None:
-        """Sorts the computed positions: new prompt, or computed before; decodes count as generated tokens."""
+    def _count(self, item: Item, end: int) -> None:
+        """Sorts the positions computed up to `end`: new prompt, or computed before; decodes count as generated."""
         request = item.request
-        start, end = item.start, item.start + item.count
+        start = item.start
         once, known = request.computed_once, request.num_known
         if end > once:
             request.computed_once = end

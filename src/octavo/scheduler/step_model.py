@@ -49,12 +49,12 @@ class StepLoad:
     """Positions that attention reads, summed over the positions computed."""
 
 
-def load_of(parts: Iterable[tuple[int, int, bool]]) -> StepLoad:
-    """parts: (first position, positions, a token is drawn) of each request."""
+def load_of(parts: Iterable[tuple[int, int, int]]) -> StepLoad:
+    """parts: (first position, positions, tokens drawn) of each request."""
     tokens = rows = context = 0
-    for start, count, sample in parts:
+    for start, count, drawn in parts:
         tokens += count
-        rows += sample
+        rows += drawn
         context += count * start + count * (count + 1) // 2
     return StepLoad(tokens, rows, context)
 
@@ -93,7 +93,9 @@ class StepTimeModel:
 
     def predict(self, plan: StepPlan) -> float:
         """Seconds that the plan will take; 0 before anything was learnt."""
-        return self.predict_load(load_of((work.start, work.count, work.sample) for work in plan.work))
+        return self.predict_load(
+            load_of((work.start, work.count, work.sample * (1 + len(work.drafts))) for work in plan.work)
+        )
 
     def predict_load(self, load: StepLoad) -> float:
         """Seconds; 0 before anything was learnt. A price below 0 may halve what the others say, no more."""

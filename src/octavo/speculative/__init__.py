@@ -1,0 +1,1 @@
+"""Guessing tokens ahead (proposers), and checking the guesses. See docs/speculative.md."""
