@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config import EngineConfig, KVConfig, KVShape, ModelConfig, PoolSizes, SchedulerConfig
+from octavo.config import EngineConfig, KVConfig, KVShape, ModelConfig, PoolSizes, SchedulerConfig, SpeculativeConfig
 from octavo.engine.core import EngineCore
 from octavo.kvcache.manager import block_tokens
 from octavo.kvcache.tiers.disk import open_tier
+from octavo.speculative_config import resolved
 from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
-from tests.support.ledger import Ledger, ledger_info, naive
+from tests.support.guesses import Guesses
+from tests.support.ledger import VOCAB, Ledger, ledger_info, naive, next_token
 
 _MOMENTARY = (
     "running",
@@ -20,10 +25,34 @@ _MOMENTARY = (
     "disk_bytes",
     "disk_on",
     "pinned_blocks",
+    "draft_saved_seconds",
 )
 _GROWING = tuple(
     name for name in EngineStats.__struct_fields__ if name not in _MOMENTARY and not name.startswith("kv_blocks")
 )
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Speculation on the ledger: guesses of which so many are right."""
+
+    right: float
+    rng: random.Random
+    most: int = 6
+    adaptive: bool = False
+
+    def proposer(self, requests: dict[int, NewRequest]) -> Guesses:
+        def follow(key: int, tokens: Sequence[int]) -> int:
+            return next_token(requests[key], tokens)
+
+        return Guesses(self.rng, follow, VOCAB, self.right)
+
+
+def _speculative(drafts: Drafts | None, scheduler: SchedulerConfig) -> SpeculativeConfig:
+    if drafts is None:
+        return SpeculativeConfig()
+    wanted = SpeculativeConfig("ngram", drafts.most, adaptive=drafts.adaptive)
+    return resolved(wanted, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
 
 
 class Rig:
@@ -42,6 +71,7 @@ class Rig:
         pin_tokens: int = 0,
         verify: bool = False,
         disk: Path | None = None,
+        drafts: Drafts | None = None,
         **scheduler: object,
     ) -> None:
         kv = KVConfig(
@@ -59,6 +89,7 @@ class Rig:
             model=ModelConfig(max_model_len=max_model_len),
             kv=kv,
             scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
+            speculative=_speculative(drafts, SchedulerConfig(**scheduler)),  # type: ignore[arg-type]
             validate_kv=True,
         )
         size = block_tokens(kv, max_model_len)
@@ -68,9 +99,11 @@ class Rig:
         self.config = config
         info = ledger_info(groups=groups, windows=windows)
         self.ledger = Ledger(info, blocks, size, config.scheduler.max_num_seqs)
-        self.core = EngineCore(config, self.ledger, depth, open_tier(kv, info, self.ledger.pages))
-        self.limit = min(max_model_len, self.core.kv.capacity_tokens)
         self.requests: dict[int, NewRequest] = {}
+        self.guesses = None if drafts is None else drafts.proposer(self.requests)
+        tier = open_tier(kv, info, self.ledger.pages)
+        self.core = EngineCore(config, self.ledger, depth, tier, self.guesses)
+        self.limit = min(max_model_len, self.core.kv.capacity_tokens)
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, TokenDelta] = {}
         self.cached: dict[int, int] = {}

@@ -90,6 +90,11 @@ def naive(request: NewRequest, limit: int) -> tuple[list[int], FinishReason]:
         tokens.append(_draw(_read_directly(tokens), request, generated))
 
 
+def next_token(request: NewRequest, tokens: Sequence[int]) -> int:
+    """What a request draws behind these tokens, its prompt included."""
+    return _draw(_read_directly(tokens), request, len(tokens) - len(request.prompt))
+
+
 def ledger_logprobs(token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(token), [token], [-float(token)])
 
@@ -175,6 +180,12 @@ class Ledger:
             slot.tables[group].extend(blocks)
             for block in blocks:
                 self._wipe(group, block)
+        if work.drafts and not work.sample:
+            self._complain(f"request {slot.new.request_id} has drafts and draws nothing")
+        known = work.start + work.count - len(work.drafts)
+        if work.sample != (known == len(slot.tokens)):
+            self._complain(f"request {slot.new.request_id} draws behind position {known} of {len(slot.tokens)}")
+        tokens = [*slot.tokens, *work.drafts]
         if slot.computed and work.start != slot.computed:
             self._complain(f"request {slot.new.request_id}: position {work.start} follows {slot.computed}")
         slot.computed = work.start + work.count
@@ -183,28 +194,40 @@ class Ledger:
                 block = table[position // self.block_size]
                 if block in self._sealed[group]:
                     self._complain(f"request {slot.new.request_id} writes to the shared block {block}")
-                cell = _cell(slot.tokens[position], position)
+                cell = _cell(tokens[position], position)
                 self._pages[group][block][position % self.block_size] = cell
 
     def _output(self, slot: _Slot, work: SeqWork) -> SeqOutput:
         if slot.new.request_id in self.failing:
             return SeqOutput(error="The request was made to fail.")
-        end = work.start + work.count
-        expected = _read_directly(slot.tokens[:end])
-        read = expected
+        taken: list[int] = []
+        known = work.start + work.count - len(work.drafts)
+        for behind in range(len(work.drafts) + 1):
+            token = self._draw_one(slot, work, known + behind, [*slot.tokens, *work.drafts[:behind]])
+            if work.sample:
+                taken.append(token)
+            if behind == len(work.drafts) or token != work.drafts[behind]:
+                break
+        slot.tokens += taken
+        if work.drafts:
+            slot.computed = len(slot.tokens) - 1
+            blocks = -(-slot.computed // self.block_size)
+            slot.tables = [table[:blocks] for table in slot.tables]
+        logprobs = None if slot.new.params.logprobs is None else tuple([ledger_logprobs(token) for token in taken])
+        return SeqOutput(tuple(taken), logprobs if taken else None)
+
+    def _draw_one(self, slot: _Slot, work: SeqWork, end: int, tokens: list[int]) -> int:
+        """What is drawn behind position `end` - 1, by what its row reads through the tables."""
+        start = work.start if not work.drafts else end - 1
+        expected = _read_directly(tokens[:end])
         for group in range(len(slot.tables)):
-            read = self._seen(slot, group, work.start, end)
+            read = self._seen(slot, group, start, end)
             if read != expected[-len(read) :]:
                 self._complain(f"request {slot.new.request_id} reads wrong pages below position {end}")
                 break
         else:
             read = expected
-        if not work.sample:
-            return SeqOutput()
-        token = _draw(read, slot.new, len(slot.tokens) - slot.new.num_prompt)
-        slot.tokens.append(token)
-        logprobs = None if slot.new.params.logprobs is None else (ledger_logprobs(token),)
-        return SeqOutput((token,), logprobs)
+        return _draw(read, slot.new, len(tokens) - slot.new.num_prompt) if work.sample else 0
 
     def _seen(self, slot: _Slot, group: int, start: int, end: int) -> bytes:
         """What the rows of positions [start, end) see, through the table."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.scheduler.admission import MAX_PREEMPTIONS
 from octavo.types import Abort, Drain
-from tests.support.engine import Rig
+from tests.support.engine import Drafts, Rig
 from tests.support.ledger import make_request
 
 LENGTHS = st.sampled_from([1, 31, 32, 33, 64, 100, 200])
@@ -32,6 +34,8 @@ class CoreMachine(RuleBasedStateMachine):
         pool=st.sampled_from([128, 160, 320]),
         seqs=st.sampled_from([1, 4]),
         windows=st.sampled_from([(), (), (16,), (40, 70)]),
+        drafts=st.none() | st.tuples(st.sampled_from([0.0, 0.6, 0.9, 1.0]), st.integers(1, 9), st.booleans()),
+        luck=st.randoms(use_true_random=False),
         extras=st.fixed_dictionaries(
             {
                 "partial_preemption": st.booleans(),
@@ -53,6 +57,8 @@ class CoreMachine(RuleBasedStateMachine):
         pool: int,
         seqs: int,
         windows: tuple[int, ...],
+        drafts: tuple[float, int, bool] | None,
+        luck: random.Random,
         extras: dict[str, object],
     ) -> None:
         self.priorities = extras["order"] == "priority"
@@ -62,6 +68,7 @@ class CoreMachine(RuleBasedStateMachine):
             pool_tokens=pool,
             max_model_len=128,
             windows=windows,
+            drafts=drafts and Drafts(drafts[0], luck, drafts[1], drafts[2]),
             depth=depth,
             paged=paged,
             prefix_cache=prefix_cache,
