@@ -144,8 +144,8 @@ class Scheduler:
                 error,
                 _take_cached(request),
                 code,
-                delta.drafted if delta is not None else 0,
-                delta.accepted if delta is not None else 0,
+                drafted=delta.drafted if delta is not None else 0,
+                accepted=delta.accepted if delta is not None else 0,
             )
         )
 
@@ -440,7 +440,15 @@ class Scheduler:
         cached = request.cached_tokens if reason is None else None
         listed = None if logprobs is None else list(logprobs[: len(tokens)])
         delta = TokenDelta(
-            request.request.request_id, tokens, listed, None, None, None, cached, None, len(item.drafts), accepted
+            request.request.request_id,
+            tokens,
+            listed,
+            None,
+            None,
+            None,
+            cached,
+            drafted=len(item.drafts),
+            accepted=accepted,
         )
         if reason is not None:
             self.finish(request, reason, delta)
