@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.serving import ServerProcess, parse_metrics
+from benchmarks.small import CONTEXT, small_model
 from benchmarks.soak import CHAT, fixed_requests
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import fetch, stream_once
@@ -61,12 +62,17 @@ class Tally:
 
 
 def abuse(short: bool) -> dict[str, Any]:
-    """100 slow readers, 10 000 connections, 2 000 aborts (short: 8, 200 and 20, with a shorter time to send)."""
-    size = Size(8, 200, 20, 30) if short else Size(100, 10_000, 2000, 90)
-    warm = Size(6, 100, 10, 30) if short else Size(20, 1000, 200, 90)
+    """100 slow readers, 10 000 connections, 2 000 aborts (short: 8, 400 and 40, on a small model)."""
+    if short:
+        with small_model() as model:
+            return _abuse(Size(6, 100, 10, 30), Size(8, 400, 40, 30), [str(model), "--send-seconds", "2"], CONTEXT)
+    return _abuse(Size(20, 1000, 200, 90), Size(100, 10_000, 2000, 90), [], 16384)
+
+
+def _abuse(warm: Size, size: Size, arguments: list[str], pool: int) -> dict[str, Any]:
+    """warm: of the small round before. pool: tokens."""
     seed = random.SystemRandom().randrange(2**32)
-    pool = 4096 if short else 16384
-    with ServerProcess(["--kv-tokens", str(pool), *(["--send-seconds", "2"] if short else [])]) as server:
+    with ServerProcess([*arguments, "--kv-tokens", str(pool)]) as server:
         run = Run(server, pool)
         before, after = asyncio.run(run.measure(warm, size, seed))
     tally = run.tally
@@ -121,7 +127,7 @@ class Run:
         """Uses every page of the pool once: pages count as memory from their first use."""
         length = 2000
         for first in range(0, self._pool, length):
-            prompt = [100 + (first + 7 * i) % 40_000 for i in range(length)]
+            prompt = [100 + (first + 7 * i) % 160 for i in range(length)]
             body = {"prompt": prompt, "max_tokens": 1, "cache_salt": f"page {first}"}
             answer = await stream_once(self.server.target, "/v1/completions", body)
             assert answer.done, answer

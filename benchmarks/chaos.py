@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.serving import parse_metrics
+from benchmarks.small import small_model
 from octavo.bench.chaos.child import ServerChild, left_after
 from octavo.bench.chaos.load import read_stream
 from octavo.bench.chaos.plan import Sizes, make_plan
 from octavo.bench.chaos.run import Report, measure
 from octavo.bench.serve.client import fetch
-from octavo.config import EngineConfig, KVConfig
+from octavo.config import EngineConfig, KVConfig, ModelConfig
 from octavo.models.store import default_model
 from octavo.models.tokenizer import load_tokenizer
 
-_ENGINE = EngineConfig(kv=KVConfig(size_tokens=65536))
+_KV = KVConfig(size_tokens=65536)
+_ENGINE = EngineConfig(kv=_KV)
 
 
-def _vocabulary() -> int:
-    return load_tokenizer(str(default_model())).num_tokens
+def _vocabulary(model: Path | None = None) -> int:
+    return load_tokenizer(str(model or default_model())).num_tokens
+
+
+@contextmanager
+def _small() -> Iterator[tuple[EngineConfig, Path]]:
+    """The engine of short forms that are about processes."""
+    with small_model() as model:
+        yield EngineConfig(model=ModelConfig(path=str(model)), kv=_KV), model
 
 
 def _seed() -> int:
@@ -45,9 +57,15 @@ def kills(short: bool) -> dict[str, Any]:
 
 
 def poison(short: bool) -> dict[str, Any]:
-    """One request that crashes the engine each time it runs, among 16 good ones."""
-    sizes = Sizes(17, 17, (20, 40), (20, 30)) if short else Sizes(17, 17)
-    report = measure(_ENGINE, make_plan(_seed(), sizes, _vocabulary(), poison="segv"))
+    """One request that crashes the engine each time it runs, among 16 good ones (short: shorter, on a small model)."""
+    if short:
+        with _small() as (engine, model):
+            plan = make_plan(_seed(), Sizes(17, 17, (20, 40), (40, 60)), _vocabulary(model), poison="segv")
+            return _poison(measure(engine, plan))
+    return _poison(measure(_ENGINE, make_plan(_seed(), Sizes(17, 17), _vocabulary(), poison="segv")))
+
+
+def _poison(report: Report) -> dict[str, Any]:
     errors = [stream.error or "" for stream in report.poisoned]
     return {
         "bar": "it fails with a clear error after two engines died with it alone; the 16 are complete and equal",
@@ -63,9 +81,16 @@ def _counted(report: Report) -> bool:
 
 
 def orphans(short: bool) -> dict[str, Any]:
-    """The server killed with SIGKILL while idle, in a step, and in a step that never ends."""
+    """The server killed with SIGKILL while idle, in a step, and in a step that never ends (short: on a small model)."""
+    if short:
+        with _small() as (engine, _):
+            return _orphans(engine)
+    return _orphans(_ENGINE)
+
+
+def _orphans(engine: EngineConfig) -> dict[str, Any]:
     left = {
-        state: asyncio.run(_left(fault, busy))
+        state: asyncio.run(_left(engine, fault, busy))
         for state, fault, busy in (("idle", (), False), ("busy", (), True), ("stuck", ("stuck@step=20,op=9",), True))
     }
     return {
@@ -76,9 +101,9 @@ def orphans(short: bool) -> dict[str, Any]:
     }
 
 
-async def _left(faults: tuple[str, ...], busy: bool) -> list[Any]:
-    body = {"prompt": list(range(100, 200)), "max_tokens": 4000, "ignore_eos": True}
-    with ServerChild(_ENGINE, faults) as server:
+async def _left(engine: EngineConfig, faults: tuple[str, ...], busy: bool) -> list[Any]:
+    body = {"prompt": list(range(100, 200)), "max_tokens": 3900, "ignore_eos": True}
+    with ServerChild(engine, faults) as server:
         await fetch(server.target, "POST", "/v1/chat/completions", _CHAT)
         tasks = [asyncio.create_task(read_stream(server.target, i, body)) for i in range(4 if busy else 0)]
         steps = 0.0

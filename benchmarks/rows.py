@@ -120,13 +120,14 @@ def install_size(short: bool) -> dict[str, Any]:
 def batching(short: bool) -> dict[str, Any]:
     """Decode tokens a second of 32 streams against one, through the server, interleaved."""
     repeats = 1 if short else 5
+    size = (24, 32) if short else (128, 64)
     single: list[float] = []
     many: list[float] = []
     with ServerProcess(["--no-prefix-cache"]) as server:
-        asyncio.run(decode_rate(server, 2, 0))
+        asyncio.run(decode_rate(server, 2, 0, *size))
         for repeat in range(repeats):
-            single.append(asyncio.run(decode_rate(server, 1, 100 * repeat + 1)))
-            many.append(asyncio.run(decode_rate(server, 32, 100 * repeat + 50)))
+            single.append(asyncio.run(decode_rate(server, 1, 100 * repeat + 1, *size)))
+            many.append(asyncio.run(decode_rate(server, 32, 100 * repeat + 50, *size)))
     ratios = [b / a for a, b in zip(single, many, strict=True)]
     return {
         "bar": "at least 6 times",
@@ -137,8 +138,8 @@ def batching(short: bool) -> dict[str, Any]:
     }
 
 
-async def decode_rate(server: ServerProcess, streams: int, seed: int) -> float:
-    """Tokens a second while all streams decode: 128 prompt and 64 output tokens each.
+async def decode_rate(server: ServerProcess, streams: int, seed: int, prompt: int = 128, output: int = 64) -> float:
+    """Tokens a second while all streams decode, so many prompt and output tokens each.
 
     The window runs from the last stream's first token to the first stream's last token.
     """
@@ -146,8 +147,8 @@ async def decode_rate(server: ServerProcess, streams: int, seed: int) -> float:
     assert status == 200
     bodies = [
         {
-            "prompt": [(seed * 7919 + stream * 104729 + i * 31) % 40000 + 100 for i in range(128)],
-            "max_tokens": 64,
+            "prompt": [(seed * 7919 + stream * 104729 + i * 31) % 40000 + 100 for i in range(prompt)],
+            "max_tokens": output,
             "ignore_eos": True,
             "temperature": 0,
         }
@@ -155,10 +156,12 @@ async def decode_rate(server: ServerProcess, streams: int, seed: int) -> float:
     ]
     answers = await asyncio.gather(*(stream_once(server.target, "/v1/completions", body) for body in bodies))
     for answer in answers:
-        assert answer.done and answer.completion_tokens == 64, answer
+        assert answer.done and answer.completion_tokens == output, answer
     begin = max(answer.times[0] for answer in answers)
     end = min(answer.times[-1] for answer in answers)
     assert end > begin, "the streams did not overlap"
     # A token may carry no text of its own (half a character), so events are scaled to tokens.
-    count = sum(sum(begin < moment <= end for moment in answer.times) * 64 / len(answer.times) for answer in answers)
+    count = sum(
+        sum(begin < moment <= end for moment in answer.times) * output / len(answer.times) for answer in answers
+    )
     return count / (end - begin)
