@@ -33,6 +33,7 @@ SampleRow SampleSpec::checked(int vocab) const {
   require(!r.prompt_counts || prompt_counts_len >= vocab, "prompt_counts is shorter than the vocabulary");
   require(!r.output_counts || output_counts_len >= vocab, "output_counts is shorter than the vocabulary");
   require(!r.mask || mask_len >= (vocab + 31) / 32, "mask is shorter than the vocabulary");
+  require(r.given >= -1 && r.given < vocab, "a given token must lie within the vocabulary");
   check_ids(bias_ids, vocab, "biased token id");
   check_ids(banned, vocab, "banned token id");
   r.bias_ids = bias_ids.data();

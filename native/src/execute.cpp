@@ -455,6 +455,12 @@ void Program::run_op(int index, const Batch& batch) {
   start(index, index + 1, batch);
 }
 
+void Program::run_from(int index, const Batch& batch) {
+  require(index >= 0 && index < (int)ops_.size(), "op index is outside the program");
+  require(rows_ == (int64_t)batch.tokens.size(), "the batch is not that of the last run");
+  start(index, (int)ops_.size(), batch);
+}
+
 void Program::set_flag(int index, bool ready) {
   require(index >= 0 && index < kMaxFlags, "a flag's index lies between 0 and 63");
   flags_[index].store(ready ? 1 : 0, std::memory_order_seq_cst);

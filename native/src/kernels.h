@@ -212,6 +212,7 @@ struct SampleRow {
   int32_t num_banned;
   const uint32_t* mask;          // [vocab / 32] bit set = allowed, or null
   int32_t num_logprobs;          // -1: none; else alternatives wanted (0..kMaxLogprobs)
+  int32_t given;                 // -1: draw; else the token is this one, and its rank is found too
 };
 
 constexpr int32_t kMaxLogprobs = 32;
@@ -219,6 +220,7 @@ constexpr int32_t kMaxLogprobs = 32;
 struct SampleOut {
   int32_t token;     // -1: the row's logits hold a NaN or no token is allowed
   float logprob;     // of `token` under the raw distribution, where num_logprobs >= 0
+  int32_t rank;      // of a given token: 1 + how many come before it, ties by lowest id; else 0
   int32_t top_ids[kMaxLogprobs];
   float top_logprobs[kMaxLogprobs];
 };

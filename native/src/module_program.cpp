@@ -39,6 +39,7 @@ struct Sample {
     r.choice = choice;
     r.num_logprobs = num_logprobs;
     r.repetition = 1.0f;
+    r.given = -1;
   }
 
   void set_penalties(float repetition, float presence, float frequency, std::optional<Ints> prompt,
@@ -150,6 +151,12 @@ std::vector<Result> results(const Program& p, const std::vector<int>& wanted) {
   return out;
 }
 
+std::vector<int> ranks(const Program& p) {
+  std::vector<int> out;
+  for (const SampleOut& s : p.results()) out.push_back(s.rank);
+  return out;
+}
+
 // A residual's number; -1 where there is none.
 int buffer_or_none(std::optional<int> buffer) {
   if (buffer && *buffer < 0) throw std::invalid_argument("buffer " + std::to_string(*buffer) + " does not exist");
@@ -199,6 +206,11 @@ struct PyProgram {
     const nb::gil_scoped_release release;
     program->run_op(index, b.batch);
   }
+  void run_from(int index, const PyBatch& b) {
+    remember(b);
+    const nb::gil_scoped_release release;
+    program->run_from(index, b.batch);
+  }
   int linear(int src, const std::vector<std::shared_ptr<Weight>>& weights, std::shared_ptr<Weight> bias,
              std::optional<int> residual, float scale) {
     std::vector<WeightRef> refs;
@@ -245,6 +257,9 @@ void bind_batch(nb::module_& m) {
       .def_prop_rw(
           "position", [](const Sample& s) { return s.spec.row.position; },
           [](Sample& s, int32_t p) { s.spec.row.position = p; })
+      .def_prop_rw(
+          "given", [](const Sample& s) { return s.spec.row.given; },
+          [](Sample& s, int32_t token) { s.spec.row.given = token; })
       .def("set_penalties", &Sample::set_penalties, "repetition"_a, "presence"_a, "frequency"_a,
            "prompt_counts"_a.none().noconvert(), "output_counts"_a.none().noconvert())
       .def("set_bias", &Sample::set_bias, "ids"_a, "values"_a)
@@ -340,11 +355,13 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("op_names", &op_names)
       .def("run", &PyProgram::run, "batch"_a)
       .def("run_op", &PyProgram::run_op, "index"_a, "batch"_a)
+      .def("run_from", &PyProgram::run_from, "index"_a, "batch"_a)
       .def(
           "read", [](PyProgram& p, int buffer, int64_t rows) { return read_buffer(*p.program, buffer, rows); },
           "buffer"_a, "rows"_a)
       .def("write", &PyProgram::write, "buffer"_a, "values"_a)
       .def("results", [](const PyProgram& p) { return results(*p.program, p.wanted); })
+      .def("ranks", [](const PyProgram& p) { return ranks(*p.program); })
       .def("op_seconds", [](const PyProgram& p) { return p.program->seconds(); })
       .def(
           "set_timing", [](PyProgram& p, bool on) { p.program->timing = on; }, "on"_a)

@@ -67,7 +67,8 @@ const Buffer& Program::buffer(int index) const {
   return buffers_[(size_t)index];
 }
 
-// Buffers that live at the same time lie apart; the others share memory. A buffer that nothing reads lives to the end.
+// Buffers that live at the same time lie apart; the others share memory. A buffer that nothing reads lives to the end,
+// and so does one that rows are gathered from: run_from gathers others.
 void Program::place_buffers() {
   std::vector<int> last(buffers_.size(), -1);
   std::vector<bool> read(buffers_.size(), false);
@@ -75,6 +76,9 @@ void Program::place_buffers() {
     for (const int b : {op.src, op.gate}) {
       if (b >= 0 && b != op.dst) read[(size_t)b] = true;
     }
+  }
+  for (const Op& op : ops_) {
+    if (op.kind == OpKind::kGather) read[(size_t)op.src] = false;
   }
   std::vector<size_t> placed;
   int64_t total = 0;

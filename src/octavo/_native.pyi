@@ -120,6 +120,8 @@ class Sample:
     ) -> None: ...
     position: int
     """Absolute position of the token drawn; set before each step."""
+    given: int
+    """-1: a token is drawn. Else it is this one, of which the log-probability and the rank are wanted."""
     def set_penalties(
         self, repetition: float, presence: float, frequency: float, prompt_counts: Any, output_counts: Any
     ) -> None:
@@ -224,12 +226,16 @@ class Program:
         """The whole step in one call; releases the GIL."""
     def run_op(self, index: int, batch: Batch) -> None:
         """One op (`program=off`); equal bits."""
+    def run_from(self, index: int, batch: Batch) -> None:
+        """The ops from `index` on, for other logit rows of the step that ran last; `index` is gather_rows or later."""
     def read(self, buffer: int, rows: int) -> Any:
         """A float32 NumPy copy [rows, columns]; ValueError where a later op reused the memory (tap it)."""
     def write(self, buffer: int, values: Any) -> None:
         """float32 [rows, columns]; rounded where the buffer is bf16."""
     def results(self) -> list[tuple[int, float, list[int], list[float]]]:
         """(token or -1, logprob, top ids, top logprobs) a sample of the last run."""
+    def ranks(self) -> list[int]:
+        """1 + how many tokens come before a given one, a sample; 0 where a token was drawn."""
     def op_seconds(self) -> list[float]:
         """Wall time of each op in the last run (0 unless set_timing(True))."""
     def set_timing(self, on: bool) -> None: ...

@@ -21,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn. All values are already validated and bounded by the server or `LLM`."""
 
     max_tokens: int
-    """Upper bound on generated tokens, >= 1."""
+    """Upper bound on generated tokens, >= 1; or 0, where the prompt is scored and nothing else."""
     min_tokens: int = 0
     """End-of-sequence and stop ids cannot be drawn before this many tokens were generated."""
     temperature: float = 1.0
@@ -46,6 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The model's own end-of-sequence ids do not end the request (`stop_token_ids` still do)."""
     logprobs: int | None = None
     """None: off. n >= 0: the chosen token's log-probability and the n most likely alternatives."""
+    prompt_logprobs: int | None = None
+    """None: off. n >= 0: each prompt token's log-probability after those before it, and the n most likely ones."""
     structure: Structure | None = None
     """None: the output is free."""
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -57,6 +57,8 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
     seed: int
     """64-bit key of the sampler's noise; drawn by the server where the user gave none."""
     generated: list[int] = []
+    scored: int = 0
+    """Of the prompt's log-probabilities, so many have been told already."""
     choice: int = 0
     """Index within the user's `n`; part of the noise counter."""
     cache_salt: str = ""
@@ -75,7 +77,12 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new"):
     @property
     def fresh(self) -> bool:
         """The answer holds something of every position, so each is computed for it: no hits."""
-        return self.pooling is Pooling.MEAN
+        return self.pooling is Pooling.MEAN or self.scores_left > 0
+
+    @property
+    def scores_left(self) -> int:
+        """Prompt log-probabilities still to tell: the first token has none."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt) - 1 - self.scored
 
 
 class ErrorCode(StrEnum):
@@ -136,12 +143,14 @@ ClientMessage = NewRequest | Abort | Drain | Shutdown | PinPrefix | UnpinPrefix 
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probabilities under the raw model distribution, at one generated position."""
+    """Natural-log probabilities under the raw model distribution, at one position."""
 
     logprob: float
     top_ids: list[int]
     """Most likely first, ties by lowest id."""
     top_logprobs: list[float]
+    rank: int = 0
+    """Of a prompt's token: 1 + how many are more likely, ties by lowest id. 0 where it was generated."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -167,6 +176,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """Draft tokens that were checked for these tokens."""
     accepted: int = 0
     """Of the drafted ones, those that are among `tokens`."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Where asked for: those of the prompt's next tokens, from the second token on. All come before the first token
+    that is generated, or with it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,6 +375,14 @@ class SeqWork(msgspec.Struct, frozen=True):
     drafts: tuple[int, ...] = ()
     """Guessed tokens of the last positions of `count`, where `sample` is set. Blocks beyond the accepted positions are
     the scheduler's again: the worker forgets them."""
+    score: tuple[int, int] = (0, 0)
+    """At the positions [from, to), which are among the work's, the next token is known: its log-probability is
+    wanted."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits."""
+        return self.sample * (1 + len(self.drafts)) + self.score[1] - self.score[0]
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -386,6 +406,8 @@ class SeqOutput(msgspec.Struct, frozen=True):
     error: str | None = None
     vector: bytes | None = None
     """Of a pooled request whose last position was computed; see `TokenDelta.vector`."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """At the positions of `SeqWork.score`."""
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -189,6 +189,12 @@ static int sp_sample(const SpRow& w) {
   return sp_draw(w, active, top.id);
 }
 
+// The token that is given, where the row has a distribution at all.
+static int sp_given(const SpRow& w) {
+  const SpBest raw = sp_best(w.logits, w.vocab);
+  return raw.id >= 0 && raw.value > -__builtin_inff() && raw.value < __builtin_inff() ? w.p->given : -1;
+}
+
 static void k_sample(const SampleArgs& a, const Team& team) {
   SpRow w;
   w.vocab = a.vocab;
@@ -200,8 +206,9 @@ static void k_sample(const SampleArgs& a, const Team& team) {
     w.p = a.params + row;
     w.logits = a.logits + (size_t)row * a.ld;
     SampleOut* out = a.out + row;
-    out->token = sp_sample(w);
+    out->token = w.p->given >= 0 ? sp_given(w) : sp_sample(w);
     out->logprob = 0.0f;
+    out->rank = w.p->given >= 0 && out->token >= 0 ? sp_rank(w, out->token) : 0;
     if (out->token >= 0 && w.p->num_logprobs >= 0) sp_logprobs(w, out);
   }
 }

@@ -100,6 +100,19 @@ static void sp_top_n(const float* x, int vocab, int n, int32_t* ids, float* valu
   }
 }
 
+// 1 + how many tokens come before this one in the order of logits, ties by lowest id.
+static int sp_rank(const SpRow& w, int token) {
+  const F16 x = f_set(w.logits[token]);
+  int before = 0;
+  for (int i = 0; i < w.vocab; i += 16) {
+    const F16 v = f_load_n(w.logits + i, w.vocab - i, -__builtin_inff());
+    unsigned bits = m_bits(f_lt(x, v));
+    if (i < token) bits |= m_bits(f_eq(v, x)) & (token - i < 16 ? (1u << (token - i)) - 1 : 0xffffu);
+    before += __builtin_popcount(bits);
+  }
+  return before + 1;
+}
+
 // Log-probabilities of the logits as they came: (x - max) - log(sum exp(x - max)).
 static void sp_logprobs(const SpRow& w, SampleOut* out) {
   const int n = w.p->num_logprobs < kMaxLogprobs ? w.p->num_logprobs : kMaxLogprobs;

@@ -80,16 +80,17 @@ class Health(StrEnum):
 class _OpenRequest:
     """What it takes to send a request again."""
 
-    __slots__ = ("generated", "request", "saw_cached", "stream")
+    __slots__ = ("generated", "request", "saw_cached", "scored", "stream")
 
     def __init__(self, request: NewRequest, stream: DeltaStream) -> None:
         self.request = request
         self.stream = stream
         self.generated: list[int] = list(request.generated)
+        self.scored = request.scored
         self.saw_cached = False
 
     def again(self) -> NewRequest:
-        return msgspec.structs.replace(self.request, generated=list(self.generated))
+        return msgspec.structs.replace(self.request, generated=list(self.generated), scored=self.scored)
 
 
 class _Counts(Mapping[int, int]):
@@ -335,6 +336,7 @@ class AsyncEngineClient:
             if record is None:
                 continue
             record.generated.extend(delta.tokens)
+            record.scored += len(delta.prompt_logprobs or ())
             if delta.request_id in self._followers:
                 self._release(delta.request_id)
             if suspicious and delta.finish is None:

@@ -8,21 +8,25 @@ Off switches: `ExecutionConfig.program` (one native call an op, equal bits) and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
 from octavo.config import EngineConfig, logit_rows
-from octavo.execution.inputs import StepInputs
+from octavo.execution.inputs import I32, StepInputs
 from octavo.execution.pages import block_shapes
 from octavo.execution.rope import rope_tables
 from octavo.models.registry import forward_of
 from octavo.models.spec import ModelSpec
-from octavo.ops.base import Drawn
+from octavo.ops.base import Drawn, SampleRow, Scored
 from octavo.ops.cpu.ops import CpuOps
 from octavo.ops.cpu.packing import Arena
 from octavo.types import BlockShape, KVGroupSpec
+
+_ROWS = 32
+"""Kernels work on whole groups of so many logit rows, so there is room for as many."""
 
 
 class NativePages:
@@ -73,11 +77,12 @@ class CpuForward:
             for n, g in zip(num_blocks, groups, strict=True)
         ]
         self.pages = NativePages(block_shapes(spec, groups, config.kv.block_size, config.model.precision), self.pools)
+        self._logit_rows = -(-logit_rows(config.speculative, config.scheduler.max_num_seqs) // _ROWS) * _ROWS
         self.program = _native.Program(
             execution.isa,
             execution.threads,
             config.scheduler.max_num_batched_tokens,
-            logit_rows(config.speculative, config.scheduler.max_num_seqs),
+            self._logit_rows,
             length,
             float32,
             execution.attention == "naive",
@@ -87,8 +92,10 @@ class CpuForward:
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])
         self._logits: int = forward_of(spec.architecture)(ops, spec, num_tokens)
+        self._gather = self.program.op_names.index("gather_rows")
         self._batch = _native.Batch()
         self._replay: Callable[[_native.Batch], None] = self.program.run if execution.program else self._run_ops
+        self._replay_tail = partial(self.program.run_from, self._gather) if execution.program else self._run_tail_ops
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
         batch = self._batch
@@ -101,6 +108,16 @@ class CpuForward:
         self._replay(batch)
         return self.program.results()
 
+    def score(self, rows: I32, samples: Sequence[SampleRow]) -> list[Scored]:
+        found: list[Scored] = []
+        for first in range(0, len(rows), self._logit_rows):
+            part = slice(first, first + self._logit_rows)
+            self._batch.set_logit_rows(rows[part])
+            self._batch.set_samples(samples[part])  # type: ignore[arg-type]
+            self._replay_tail(self._batch)
+            found += [(*drawn, rank) for drawn, rank in zip(self.program.results(), self.program.ranks(), strict=True)]
+        return found
+
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         read: npt.NDArray[np.float32] = self.program.read(self._logits, rows)
         return read
@@ -110,4 +127,8 @@ class CpuForward:
 
     def _run_ops(self, batch: _native.Batch) -> None:
         for index in range(self.program.num_ops):
+            self.program.run_op(index, batch)
+
+    def _run_tail_ops(self, batch: _native.Batch) -> None:
+        for index in range(self._gather, self.program.num_ops):
             self.program.run_op(index, batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +17,7 @@ from octavo.config import EngineConfig
 from octavo.execution.draft_rows import DraftRows
 from octavo.execution.forward import Forward
 from octavo.execution.inputs import StepInputs, build_inputs
+from octavo.execution.scoring import score_prompts
 from octavo.execution.shared_prefix import make_sharing
 from octavo.execution.slots import Slot, Slots
 from octavo.ops.base import Drawn
@@ -109,7 +111,7 @@ class LocalExecutor:
         works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
         self._draft_rows.begin()
         drawn = self.forward.run(build_inputs(self.slots, works, self.sharing, self._draft_rows)) if works else []
-        outputs = []
+        outputs: list[SeqOutput] = []
         row = 0
         for w, slot in zip(work, slots, strict=True):
             if slot.error is not None:
@@ -120,6 +122,10 @@ class LocalExecutor:
                 rows = 1 + len(w.drafts)
                 outputs.append(self._output(slot, w.drafts, drawn[row : row + rows], row))
                 row += rows
+        scores = score_prompts(self.forward, works) if any(w.score != (0, 0) for w, _ in works) else {}
+        for index, (w, slot) in enumerate(zip(work, slots, strict=True)):
+            if w.slot in scores and outputs[index].error is None:
+                outputs[index] = _with_scores(outputs[index], slot, scores[w.slot])
         return tuple(outputs)
 
     def _output(self, slot: Slot, drafts: tuple[int, ...], draws: Sequence[Drawn], row: int) -> SeqOutput:
@@ -140,6 +146,13 @@ class LocalExecutor:
         if not slot.wants_logprobs:
             return SeqOutput(tokens)
         return SeqOutput(tokens, tuple([TokenLogprobs(draw[1], draw[2], draw[3]) for draw in draws[:taken]]))
+
+
+def _with_scores(output: SeqOutput, slot: Slot, scores: tuple[TokenLogprobs, ...] | None) -> SeqOutput:
+    if scores is not None:
+        return msgspec.structs.replace(output, prompt_logprobs=scores)
+    slot.error = "the model's logits for this request are not finite; the weights or the input are damaged"
+    return SeqOutput(error=slot.error)
 
 
 def _undrawable(logits: npt.NDArray[np.float32], slot: Slot) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.execution.inputs import StepInputs
-from octavo.ops.base import Drawn, SampleRow
+from octavo.execution.inputs import I32, StepInputs
+from octavo.ops.base import Drawn, SampleRow, Scored
 from octavo.types import BlockPages
 
 
@@ -26,6 +27,13 @@ class Forward(Protocol):
 
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         """The first logit rows of the last run, [rows, vocab]."""
+        ...
+
+    def score(self, rows: I32, samples: Sequence[SampleRow]) -> list[Scored]:
+        """Log-probabilities of given tokens at rows of the last run: one a sample, computed a bounded part at once.
+
+        The logits and draws of the run are gone afterwards.
+        """
         ...
 
     def new_sample(

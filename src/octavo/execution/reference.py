@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.config import EngineConfig
-from octavo.execution.inputs import StepInputs
+from octavo.execution.inputs import I32, StepInputs
 from octavo.execution.pages import ReferencePages, block_shapes
 from octavo.execution.rope import rope_tables
 from octavo.models.registry import forward_of
 from octavo.models.spec import Checkpoint
-from octavo.ops.base import Drawn
+from octavo.ops.base import Drawn, SampleRow, Scored
 from octavo.ops.numeric import expand_tensor
 from octavo.ops.reference.ops import Numerics, Pages, ReferenceBatch, ReferenceOps
-from octavo.ops.reference.sampler import ReferenceSample
+from octavo.ops.reference.sampler import ReferenceSample, rank
 from octavo.types import KVGroupSpec
 
 
@@ -56,9 +57,18 @@ class ReferenceForward:
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
         samples: Any = inputs.samples
+        self._last = inputs
         self._ops.begin(ReferenceBatch(inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples))
         self._model(self._ops, self._spec, self._num_tokens)
         return self._ops.drawn
+
+    def score(self, rows: I32, samples: Sequence[SampleRow]) -> list[Scored]:
+        """Computes the step again, with other logit rows."""
+        given: Any = samples
+        self.run(replace(self._last, logit_rows=rows, samples=samples))
+        logits = self._ops.last_logits[:, : self._num_tokens]
+        ranks = [rank(row, sample.given) for row, sample in zip(logits, given, strict=True)]
+        return [(*drawn, place) for drawn, place in zip(self._ops.drawn, ranks, strict=True)]
 
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         return self._ops.last_logits[:rows]

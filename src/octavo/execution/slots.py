@@ -36,6 +36,7 @@ class Slot:
         "make_row",
         "output_counts",
         "partitions",
+        "prompt_alternatives",
         "rules",
         "sample",
         "set_counts",
@@ -63,6 +64,8 @@ class Slot:
         self._restriction = FREE
         """What `sample` was last told."""
         self.wants_logprobs = False
+        self.prompt_alternatives = -1
+        """Of a prompt token's log-probability."""
         self.error: str | None = None
 
     def later_row(self, behind: int) -> SampleRow:
@@ -155,6 +158,7 @@ class Slots:
         slot.biased = bool(new.params.logit_bias)
         slot.make_row = partial(self._row, new)
         slot.sample = slot.make_row()
+        self._set_scoring(slot, new)
         self._set_penalties(slot, new)
         slot.rules = rules_of(new, self._info)
 
@@ -174,6 +178,16 @@ class Slots:
         if params.logit_bias:
             self._set_bias(sample, params)
         return sample
+
+    def _set_scoring(self, slot: Slot, new: NewSlot) -> None:
+        if new.params.prompt_logprobs is None:
+            return
+        slot.prompt_alternatives = new.params.prompt_logprobs
+        unknown = [token for token in slot.tokens[: new.num_prompt] if token >= self._drawable]
+        if unknown:
+            raise ValueError(
+                f"prompt_logprobs has no value for token id {unknown[0]}, which the tokeniser does not know"
+            )
 
     def _set_penalties(self, slot: Slot, new: NewSlot) -> None:
         params = new.params
@@ -217,6 +231,7 @@ def _check(params: SamplingParams) -> None:
         "min_p": (params.min_p, 0.0, 1.0),
         "top_p": (params.top_p, 0.0, 1.0),
         "logprobs": (params.logprobs or 0, 0, MAX_ALTERNATIVES),
+        "prompt_logprobs": (params.prompt_logprobs or 0, 0, MAX_ALTERNATIVES),
         "repetition_penalty": (params.repetition_penalty, 1e-6, 1e6),
     }
     for name, (value, low, high) in bounds.items():

@@ -160,6 +160,8 @@ class SampleRow(Protocol):
 
     position: int
     """Absolute position of the token drawn; set before each step."""
+    given: int
+    """-1: a token is drawn. Else it is this one, of which the log-probability and the rank are wanted."""
 
     def set_penalties(
         self,
@@ -182,5 +184,7 @@ class SampleRow(Protocol):
         ...
 
 
+Scored = tuple[int, float, list[int], list[float], int]
+"""As `Drawn`, and the rank of a given token: 1 + how many come before it, ties by lowest id."""
 Drawn = tuple[int, float, list[int], list[float]]
 """(token or -1, its logprob, top ids, top logprobs) of one sample."""

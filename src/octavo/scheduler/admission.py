@@ -52,8 +52,9 @@ def refusal(request: NewRequest, limits: Limits, waiting: int) -> Refusal | None
     error = _wrong(request, limits)
     if error is not None:
         return Refusal(error)
-    if len(request.prompt) >= limits.max_total:
-        return Refusal(_too_long(len(request.prompt), limits), ErrorCode.NEVER_FITS)
+    answer = min(request.params.max_tokens, 1)
+    if len(request.prompt) + answer > limits.max_total:
+        return Refusal(_too_long(len(request.prompt), answer, limits), ErrorCode.NEVER_FITS)
     if waiting >= limits.max_waiting:
         return Refusal(
             f"{waiting} requests are waiting and --max-queue-requests is {limits.max_waiting}; "
@@ -68,8 +69,8 @@ def _wrong(request: NewRequest, limits: Limits) -> str | None:
     prompt = request.prompt
     if not prompt:
         return "The prompt is empty; send at least one token."
-    if request.params.max_tokens < 1:
-        return f"max_tokens is {request.params.max_tokens}; use 1 or more."
+    if request.params.max_tokens < (1 if request.params.prompt_logprobs is None else 0):
+        return f"max_tokens is {request.params.max_tokens}; use 1 or more, or 0 with prompt_logprobs."
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= limits.vocab_size:
         wrong = low if low < 0 else high
@@ -79,9 +80,9 @@ def _wrong(request: NewRequest, limits: Limits) -> str | None:
     return None
 
 
-def _too_long(length: int, limits: Limits) -> str:
-    room = limits.max_total - 1
-    enough = -(-(length + 1) // 32) * 32
+def _too_long(length: int, answer: int, limits: Limits) -> str:
+    room = limits.max_total - answer
+    enough = -(-(length + answer) // 32) * 32
     if limits.pool_tokens <= limits.max_model_len and limits.pool_tokens < limits.max_context:
         what, larger = f"the KV pool holds {limits.pool_tokens}", f" or start with --kv-tokens {enough} or more"
     elif limits.max_model_len < limits.max_context:
@@ -89,7 +90,8 @@ def _too_long(length: int, limits: Limits) -> str:
         larger = f" or start with --max-model-len {min(enough, limits.max_context)}"
     else:
         what, larger = f"the model's context is {limits.max_model_len}", ""
-    return f"The prompt has {length} tokens and {what}, answer included; shorten the prompt to {room} tokens{larger}."
+    what += ", answer included" if answer else ""
+    return f"The prompt has {length} tokens and {what}; shorten the prompt to {room} tokens{larger}."
 
 
 def reserved_growth(request: RequestState, running: Sequence[RequestState]) -> dict[SequenceKV, int]:

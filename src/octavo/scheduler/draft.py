@@ -22,17 +22,25 @@ class Item:
     count: int
     """Positions, those of `drafts` included."""
     sample: bool = False
+    score: tuple[int, int] = (0, 0)
+    """Positions of the prompt whose next token's log-probability is wanted."""
     epoch: int = 0
     drafts: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """Tokens drawn, where it samples."""
-        return self.sample * (1 + len(self.drafts))
 
     def computed(self, output: SeqOutput) -> int:
         """Positions below this are computed, rejected drafts left out."""
         return self.start + self.count - len(self.drafts) + max(0, len(output.tokens) - 1)
+
+    def settle(self) -> None:
+        """The item changes no more: what it yields."""
+        end = self.start + self.count - len(self.drafts)
+        self.sample = end == len(self.request.tokens) and self.request.draws
+        self.score = self.request.scoring(self.start, end)
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits."""
+        return self.sample * (1 + len(self.drafts)) + self.score[1] - self.score[0]
 
 
 @dataclass(frozen=True, slots=True)

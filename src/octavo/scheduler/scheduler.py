@@ -15,6 +15,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
+from msgspec import structs
+
 from octavo.config import SchedulerConfig
 from octavo.kvcache.manager import KVManager
 from octavo.scheduler.admission import reserved_growth
@@ -99,7 +101,8 @@ class Scheduler:
         """Takes a request in. One that is complete already (a replay) gets its final delta at once."""
         request_id = request.request.request_id
         assert request_id not in self._live, f"request {request_id} is live"
-        reason = request.ending() if request.num_generated else None
+        complete = request.num_generated or not (request.draws or request.scores_left)
+        reason = request.ending() if complete else None
         self._live[request_id] = request
         self.waiting.add(request)
         if reason is not None:
@@ -135,17 +138,13 @@ class Scheduler:
         tokens = delta.tokens if delta is not None else []
         stop = tokens[-1] if reason is FinishReason.STOP and tokens else None
         self._deltas.append(
-            TokenDelta(
-                request.request.request_id,
-                tokens,
-                delta.logprobs if delta is not None else None,
-                reason,
-                stop,
-                error,
-                _take_cached(request),
-                code,
-                drafted=delta.drafted if delta is not None else 0,
-                accepted=delta.accepted if delta is not None else 0,
+            structs.replace(
+                delta or TokenDelta(request.request.request_id, []),
+                finish=reason,
+                stop_token=stop,
+                error=error,
+                cached_tokens=_take_cached(request),
+                code=code,
             )
         )
 
@@ -341,7 +340,7 @@ class Scheduler:
         new: list[NewSlot] = []
         work: list[SeqWork] = []
         for item in items:
-            item.sample = item.start + item.count - len(item.drafts) == len(item.request.tokens)
+            item.settle()
         load = load_of((item.start, item.count, item.rows) for item in items)
         for item in items:
             request = item.request
@@ -353,9 +352,11 @@ class Scheduler:
             assert request.slot is not None
             item.epoch = request.epoch
             store_from = request.kv.matched if start < request.kv.matched else 0
-            work.append(SeqWork(request.slot, start, item.count, new_blocks, item.sample, store_from, item.drafts))
+            work.append(
+                SeqWork(request.slot, start, item.count, new_blocks, item.sample, store_from, item.drafts, item.score)
+            )
             request.num_computed = end
-            request.drawing = item.sample
+            request.drawing = end >= len(request.tokens)
             request.kv.last_step = step_id
             request.turn = self._turn = self._turn + 1
         released, self._released = tuple(self._released), []
@@ -412,12 +413,19 @@ class Scheduler:
         if output.error is not None:
             self.finish(request, FinishReason.ERROR, error=output.error)
             return 0
+        scores = None if output.prompt_logprobs is None else list(output.prompt_logprobs)
+        request.score(len(scores or ()))
         if not item.sample:
             assert not output.tokens, "a partial prompt draws no token"
             end = item.start + item.count
             if end // self.kv.block_size > request.kv.published:
                 self.kv.commit(request.kv, request.tokens, end)
             self.kv.slide(request.kv, end)
+            part = TokenDelta(request.request.request_id, [], prompt_logprobs=scores)
+            if end == len(request.tokens):
+                self.finish(request, FinishReason.LENGTH, part)
+            elif scores:
+                self._deltas.append(part)
             return 0
         request.drawing = False
         assert output.tokens, "a step that samples returns a token"
@@ -443,10 +451,8 @@ class Scheduler:
             request.request.request_id,
             tokens,
             listed,
-            None,
-            None,
-            None,
-            cached,
+            cached_tokens=cached,
+            prompt_logprobs=scores,
             drafted=len(item.drafts),
             accepted=accepted,
         )

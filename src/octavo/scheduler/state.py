@@ -47,6 +47,7 @@ class RequestState:
         "preemptions",
         "request",
         "resumed_at",
+        "scored",
         "slot",
         "status",
         "stop_ids",
@@ -73,6 +74,8 @@ class RequestState:
         self.computed_once = self.num_known - 1 if request.generated else 0
         """Positions below this were computed or found at some time, in an engine before this one too: computing them
         again is recomputation."""
+        self.scored = request.scored
+        """Of the prompt's log-probabilities, so many were told."""
         self.drawing = False
         self.slot: int | None = None
         """Set while the executor knows the request."""
@@ -109,6 +112,29 @@ class RequestState:
     def progressed(self) -> bool:
         """Something was generated since the last admission."""
         return len(self.tokens) > self.resumed_at
+
+    @property
+    def draws(self) -> bool:
+        """Tokens are to be generated; else the request is over once its prompt is scored."""
+        return self.request.params.max_tokens > 0
+
+    @property
+    def scores_left(self) -> int:
+        """Prompt log-probabilities still to tell: the first token has none."""
+        return 0 if self.request.params.prompt_logprobs is None else self.num_prompt - 1 - self.scored
+
+    def scoring(self, start: int, end: int) -> tuple[int, int]:
+        """The positions within [start, end) at which a prompt token's log-probability is still to be computed."""
+        if not self.scores_left:
+            return (0, 0)
+        first, last = max(start, self.scored), min(end, self.num_prompt - 1)
+        return (first, last) if first < last else (0, 0)
+
+    def score(self, count: int) -> None:
+        """So many more of them are told. After the last one the request may use what is cached, as any other."""
+        self.scored += count
+        assert self.scores_left >= 0
+        self.kv.fresh = self.kv.fresh and self.scores_left > 0
 
     def admit(self) -> None:
         """Pages are reserved."""

@@ -44,17 +44,17 @@ class StepLoad:
     tokens: int
     """Positions computed."""
     rows: int
-    """Tokens drawn."""
+    """Rows of logits: tokens drawn, and prompt tokens scored."""
     context: int
     """Positions that attention reads, summed over the positions computed."""
 
 
 def load_of(parts: Iterable[tuple[int, int, int]]) -> StepLoad:
-    """parts: (first position, positions, tokens drawn) of each request."""
+    """parts: (first position, positions, rows of logits) of each request."""
     tokens = rows = context = 0
-    for start, count, drawn in parts:
+    for start, count, logits in parts:
         tokens += count
-        rows += drawn
+        rows += logits
         context += count * start + count * (count + 1) // 2
     return StepLoad(tokens, rows, context)
 
@@ -93,9 +93,7 @@ class StepTimeModel:
 
     def predict(self, plan: StepPlan) -> float:
         """Seconds that the plan will take; 0 before anything was learnt."""
-        return self.predict_load(
-            load_of((work.start, work.count, work.sample * (1 + len(work.drafts))) for work in plan.work)
-        )
+        return self.predict_load(load_of((work.start, work.count, work.rows) for work in plan.work))
 
     def predict_load(self, load: StepLoad) -> float:
         """Seconds; 0 before anything was learnt. A price below 0 may halve what the others say, no more."""

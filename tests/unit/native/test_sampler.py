@@ -192,3 +192,52 @@ def test_a_draw_depends_on_its_own_row_alone(rng: np.random.Generator) -> None:
     for i in range(0, 64, 9):
         assert many(logits[i], [rows[i]]) == [together[i]]
     many.program.close()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("vocab", [5, 16, 49, 300])
+def test_a_given_token_has_its_logprob_and_its_rank(isa: str, vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    sampler = Sampler(vocab, isa)
+    x = np.stack([np.round(rng.standard_normal(vocab) * 2) for _ in range(20)]).astype(np.float32)
+    tokens = [int(token) for token in rng.integers(0, vocab, 20)]
+    samples = [Row(temperature=0.0, num_logprobs=2).native() for _ in tokens]
+    for sample, token in zip(samples, tokens, strict=True):
+        sample.given = token
+    sampler.program.write(sampler.src, x)
+    sampler.program.run(batch([0] * 20, logit_rows=range(20), samples=samples))
+    found, ranks = sampler.program.results(), sampler.program.ranks()
+    order = [np.lexsort((np.arange(vocab), -row)).tolist() for row in x]
+    assert ranks == [1 + places.index(token) for places, token in zip(order, tokens, strict=True)]
+    forced = [Row(temperature=0.0, num_logprobs=2, bias={token: 1000.0}) for token in tokens]
+    assert found == sampler(x, forced) and sampler.program.ranks() == [0] * 20
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_of_no_numbers_has_no_logprob_for_a_given_token(bad: float) -> None:
+    sampler = Sampler(20)
+    sample = Row(num_logprobs=0).native()
+    sample.given = 3
+    sampler.program.write(sampler.src, np.full((1, 20), bad, np.float32))
+    sampler.program.run(batch([0], logit_rows=[0], samples=[sample]))
+    assert sampler.program.results()[0][0] == -1 and sampler.program.ranks() == [0]
+
+
+def test_a_given_token_outside_the_vocabulary_is_refused() -> None:
+    sampler = Sampler(20)
+    sample = Row().native()
+    sample.given = 20
+    with pytest.raises(ValueError, match="given token"):
+        sampler.program.run(batch([0], logit_rows=[0], samples=[sample]))
+
+
+def test_other_rows_of_a_step_can_be_gathered_after_it() -> None:
+    sampler = Sampler(40, rows=64)
+    x = np.random.default_rng(3).standard_normal((50, 40)).astype(np.float32)
+    everything = sampler(x, [Row(temperature=0.0, num_logprobs=3)] * 50)
+    chosen = [49, 3, 3, 17]
+    later = batch([0] * 50, logit_rows=chosen, samples=[Row(temperature=0.0, num_logprobs=3).native()] * 4)
+    sampler.program.run_from(sampler.program.op_names.index("gather_rows"), later)
+    assert sampler.program.results() == [everything[row] for row in chosen]
+    with pytest.raises(ValueError, match="last run"):
+        sampler.program.run_from(0, batch([0] * 49, logit_rows=[0], samples=[Row().native()]))

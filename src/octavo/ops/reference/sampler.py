@@ -45,6 +45,7 @@ class ReferenceSample:
         self.choice = int(choice)
         self.num_logprobs = int(num_logprobs)
         self.position = 0
+        self.given = -1
         self.penalties: tuple[float, float, float, Any, Any] | None = None
         self.bias: tuple[Any, Any] | None = None
         self.banned: Any | None = None
@@ -151,11 +152,18 @@ def _logprobs(logits: F32, token: int, count: int) -> tuple[float, list[int], li
     )
 
 
+def rank(logits: F32, token: int) -> int:
+    """1 + how many tokens come before this one, ties by lowest id."""
+    return 1 + int((logits > logits[token]).sum()) + int((logits[:token] == logits[token]).sum())
+
+
 def draw(logits: F32, sample: ReferenceSample) -> Drawn:
     """One token from one row, or -1 where the row holds a NaN or nothing may be drawn."""
     z = processed(logits, sample)
     if np.isnan(logits).any() or not np.isfinite(z.max()):
         return -1, 0.0, [], []
+    if sample.given >= 0:
+        return sample.given, *_logprobs(logits, sample.given, sample.num_logprobs)
     if sample.temperature >= _GREEDY_BELOW:
         z = _truncate((z - z.max()) / np.float32(sample.temperature), sample)
         z = z - noise(sample.seed, sample.position, sample.choice, len(z))
