@@ -10,6 +10,7 @@ from typing import Any
 from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, SchedulerConfig
 from octavo.execution.executor import LocalExecutor
 
+PARTS = ("model", "kv", "scheduler", "execution", "speculative")
 Build = Callable[..., LocalExecutor]
 """(path, **fields of any part of the configuration) -> an executor that is closed when the test ends."""
 
@@ -23,6 +24,6 @@ def configured(path: Path, **changes: Any) -> EngineConfig:
         execution=ExecutionConfig(),
     )
     for name, value in changes.items():
-        part = next(p for p in ("model", "kv", "scheduler", "execution") if hasattr(getattr(config, p), name))
+        part = next(p for p in PARTS if hasattr(getattr(config, p), name))
         config = replace(config, **{part: replace(getattr(config, part), **{name: value})})
     return config
