@@ -63,6 +63,11 @@ def _busy_seconds() -> float:
     return sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
+def stolen_seconds() -> float:
+    """CPU seconds that the hypervisor took while this machine had work, since it started; 0 on bare metal."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
 def family_seconds(pid: int | None = None) -> float:
     """CPU seconds of this process, or of another, and its children, the finished ones included."""
     own = psutil.Process(pid)

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import uvloop
 
-from octavo.bench.machine import QUIET, Watch, describe, machine_lines, noise
+from octavo.bench.machine import QUIET, Watch, describe, machine_lines, noise, stolen_seconds
 from octavo.bench.serve.answer import Answer
 from octavo.bench.serve.client import Client
 from octavo.bench.serve.priority import first_in_line
@@ -47,6 +48,8 @@ class Check:
     """Of one core, by the client."""
     priority: str = ""
     """Of the client among the system's processes, in words."""
+    stolen: float = 0.0
+    """Share of the CPUs' time that the hypervisor took meanwhile: nothing here runs then, so times are late."""
 
     def text(self) -> list[str]:
         lags = ", ".join(f"{name} {value:.3f}" for name, value in self.lag_ms.items())
@@ -56,6 +59,7 @@ class Check:
             f"client behind the server's log: {lags}, at most {self.largest_ms:.3f} ms; "
             f"{self.within_1ms:.3%} within 1 ms",
             f"client's CPU: {self.cpu:.0%} of one core; {self.priority}",
+            f"the hypervisor took {self.stolen:.1%} of the CPUs",
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -63,13 +67,15 @@ class Check:
 
 
 WITHIN = 0.999
-"""Share of the events that must come within 1 ms. Not all: a scheduler that takes the core away is not the client."""
+"""Share of the events that must come within 1 ms, of the time that the hypervisor left: what it takes stops the client.
+Not all: a scheduler that takes the core away is not the client."""
 SENT = 0.98
 """Share of the rate that the server must have sent."""
 
 
-def _good(check: Check) -> bool:
-    return check.within_1ms >= WITHIN and check.cpu < 1.0 and check.sent_rate > SENT * check.streams * check.rate
+def good(check: Check) -> bool:
+    least = WITHIN - check.stolen
+    return check.within_1ms >= least and check.cpu < 1.0 and check.sent_rate > SENT * check.streams * check.rate
 
 
 @dataclass(frozen=True)
@@ -84,18 +90,21 @@ class Judgement:
     @property
     def good(self) -> bool:
         """In more than half of the checks: one interruption says nothing of the client."""
-        return self.result and sum(map(_good, self.checks)) > len(self.checks) / 2
+        return self.result and sum(map(good, self.checks)) > len(self.checks) / 2
 
     @property
     def result(self) -> bool:
         """A failure on a busy machine may be the machine's; what passes on one is good there too."""
-        passed = sum(map(_good, self.checks))
+        passed = sum(map(good, self.checks))
         return passed == len(self.checks) or self.others <= QUIET
 
     @property
     def verdict(self) -> str:
-        passed = f"{sum(map(_good, self.checks))} of {len(self.checks)} checks passed"
-        needed = f"(within 1 ms {WITHIN:.1%} of events, under one core, {SENT:.0%} of the rate sent)"
+        passed = f"{sum(map(good, self.checks))} of {len(self.checks)} checks passed"
+        needed = (
+            f"(within 1 ms {WITHIN:.1%} of events less what the hypervisor took, under one core, "
+            f"{SENT:.0%} of the rate sent)"
+        )
         if not self.result:
             return f"NOT A RESULT: {passed} {needed}, and others used {self.others:.0%} of the CPUs; repeat it"
         if self.good:
@@ -151,14 +160,17 @@ async def _check(target: Target, streams: int, rate: float, events: int) -> Chec
         await client.stream("/v1/completions", msgspec.json.encode({"prompt": [1], "max_tokens": 10, "stream": True}))
         gc.collect()
         gc.disable()
-        began, cpu = time.monotonic(), time.process_time()
+        began, cpu, stolen = time.monotonic(), time.process_time(), stolen_seconds()
         answers = await asyncio.gather(
             *(client.stream("/v1/completions", body, request_id=f"check-{i}") for i in range(streams))
         )
         cpu, wall = time.process_time() - cpu, time.monotonic() - began
+        stolen = (stolen_seconds() - stolen) / (wall * (psutil.cpu_count() or 1))
         gc.enable()
         _, raw = await client.request("GET", "/log")
-    return _judge(answers, msgspec.json.decode(raw, type=dict[str, list[float]]), rate, cpu / wall)
+    return replace(
+        _judge(answers, msgspec.json.decode(raw, type=dict[str, list[float]]), rate, cpu / wall), stolen=stolen
+    )
 
 
 def _judge(answers: list[Answer], log: dict[str, list[float]], rate: float, cpu: float) -> Check:
