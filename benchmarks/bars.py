@@ -62,6 +62,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "prefix-no-hit": lazy("cache_rows.prefix_no_hit"),
     "prefix-hits": lazy("cache_rows.prefix_hits"),
     "paged-waste": lazy("cache_rows.paged_waste"),
+    "run-kills": lazy("run_kills.run_kills"),
     "state-machines": lazy("state_machines.state_machines"),
     "shared-prefix": lazy("shared_prefix.shared_prefix"),
     "kills": lazy("chaos.kills"),

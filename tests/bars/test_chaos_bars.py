@@ -7,8 +7,8 @@ import pytest
 from benchmarks.bars import ROWS, verdict
 
 
-@pytest.mark.parametrize("name", ["kills", "poison", "orphans"])
-def test_nothing_is_lost_when_engines_or_the_server_die(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["kills", "poison", "orphans", "run-kills"])
+def test_nothing_is_lost_when_engines_the_server_or_a_run_die(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = ROWS[name](True)
     with capsys.disabled():
         print(f"\n{name}:", verdict(result))
