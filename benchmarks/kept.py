@@ -16,7 +16,7 @@ RESULTS = Path("bars")
 
 def commit() -> str:
     """The commit measured, marked where the tree differs from it."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
 
 
