@@ -24,7 +24,9 @@ class Setting:
     high: float = 0
     """Both included, for numbers."""
     kind: str = "number"
-    """"number", "bytes", "switch", "text", "file" or "names"."""
+    """"number", "bytes", "switch", "text", "file", "names" or "choice"."""
+    choices: tuple[str, ...] = ()
+    """Of a choice."""
 
 
 GROUPS = {
@@ -39,6 +41,10 @@ GROUPS = {
 
 def _setting(default: Any, group: str, text: str, low: float = 0, high: float = 0, kind: str = "number") -> Any:
     return field(default=default, metadata={"setting": Setting(group, text, low, high, kind)})
+
+
+def _choice(default: str, text: str, *choices: str) -> Any:
+    return field(default=default, metadata={"setting": Setting("server", text, kind="choice", choices=choices)})
 
 
 def _connection(default: Any, text: str, low: float, high: float, kind: str = "number") -> Any:
@@ -61,6 +67,19 @@ class ServerConfig:
     )
     tenant_header: str | None = _setting(
         None, "server", "Header that names a request's tenant, such as X-Tenant; set by a proxy you trust.", kind="text"
+    )
+    tool_parser: str = _choice(
+        "auto",
+        "How the model writes tool calls; auto: as its chat template shows; none: tools are refused.",
+        "auto",
+        "hermes",
+        "llama3",
+        "mistral",
+        "json",
+        "none",
+    )
+    reasoning_parser: str = _choice(
+        "none", "think: what stands between <think> and </think> becomes reasoning_content.", "none", "think"
     )
 
     max_connections: int = _connection(1024, "Open connections; more are answered 503 and closed.", 1, 1_000_000)
@@ -87,6 +106,7 @@ class ServerConfig:
     max_prompts: int = _request(64, "Prompts in one completions body.", 1, 65_536)
     max_choices: int = _request(128, "n times the prompts.", 1, 65_536)
     max_messages: int = _request(4096, "Messages of a chat.", 1, 1 << 20)
+    max_tools: int = _request(128, "Definitions in tools.", 1, 65_536)
     max_content_parts: int = _request(4096, "Parts of one message's content.", 1, 1 << 20)
     max_request_tokens: int = _request(1 << 20, "Prompt and max_tokens together, over all choices.", 1, 1 << 40)
     max_logprobs: int = _request(20, "logprobs and top_logprobs.", 0, 1000)

@@ -3,8 +3,10 @@
 Started like the real one: `python -m tests.support.echo_engine --fd N`. Everything but the forward pass is real: the
 process, the channel, the core, the scheduler and the pages. The answer to a prompt is the prompt's tokens and then
 the end of sequence; with `ignore_eos`, or below `min_tokens`, the prompt again. A step takes a millisecond, as a small
-model's would. Two prompts misbehave: one that begins with `FAIL` ends in an error once it has said as many tokens as
-its second token says; one that begins with `DIE` takes all memory then (tests/support/system.py).
+model's would. A chat template can have less repeated than all of the prompt (tests/support/scripted.py): what follows
+two `SCRIPT` in a row, up to the next one. Two prompts misbehave: one that begins with `FAIL` ends in an error once it
+has said as many tokens as its second token says; one that begins with `DIE` takes all memory then
+(tests/support/system.py).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from tests.support.system import end_for_want_of_memory
 
 STEP_SECONDS = 0.001
 EOS = 2
+SCRIPT = 0
+"""Id of "<|endoftext|>"."""
 FAIL = 266
 """Id of "ll", which no text of a test begins with."""
 DIE = 267
@@ -68,14 +72,14 @@ class Echo:
             numerics_id="echo",
             weights_bytes=0,
         )
-        self._slots: dict[int, tuple[NewSlot, int]] = {}
-        """Slot -> what entered it, and how many tokens it has generated."""
+        self._slots: dict[int, tuple[NewSlot, list[int], int]] = {}
+        """Slot -> what entered it, what it repeats, and how many tokens it has generated."""
 
     def submit(self, plan: StepPlan) -> EchoHandle:
         for slot in plan.released:
             del self._slots[slot]
         for new in plan.new:
-            self._slots[new.slot] = (new, len(new.tokens) - new.num_prompt)
+            self._slots[new.slot] = (new, _script(new.tokens[: new.num_prompt]), len(new.tokens) - new.num_prompt)
         time.sleep(STEP_SECONDS)
         return EchoHandle(StepResult(plan.step_id, tuple(map(self._output, plan.work)), STEP_SECONDS))
 
@@ -85,13 +89,12 @@ class Echo:
     def _output(self, work: SeqWork) -> SeqOutput:
         if not work.sample:
             return SeqOutput()
-        new, generated = self._slots[work.slot]
-        prompt = new.tokens[: new.num_prompt]
-        if prompt[0] in (FAIL, DIE) and generated == prompt[1]:
+        new, prompt, generated = self._slots[work.slot]
+        if prompt and prompt[0] in (FAIL, DIE) and generated == prompt[1]:
             if prompt[0] == DIE:
                 end_for_want_of_memory()
             return SeqOutput(error="The request was made to fail.")
-        self._slots[work.slot] = (new, generated + 1)
+        self._slots[work.slot] = (new, prompt, generated + 1)
         token = _next(new, prompt, generated)
         if new.params.logprobs is None:
             return SeqOutput((token,))
@@ -100,10 +103,18 @@ class Echo:
         return SeqOutput((token,), (TokenLogprobs(-0.5, top, values),))
 
 
+def _script(prompt: list[int]) -> list[int]:
+    begin = next((at for at in range(len(prompt) - 2, -1, -1) if prompt[at : at + 2] == [SCRIPT, SCRIPT]), None)
+    if begin is None:
+        return prompt
+    rest = prompt[begin + 2 :]
+    return rest[: rest.index(SCRIPT)] if SCRIPT in rest else rest
+
+
 def _next(new: NewSlot, prompt: list[int], generated: int) -> int:
     params = new.params
     may_end = not params.ignore_eos and generated >= params.min_tokens
-    return EOS if may_end and generated >= len(prompt) else prompt[generated % len(prompt)]
+    return EOS if not prompt or (may_end and generated >= len(prompt)) else prompt[generated % len(prompt)]
 
 
 def build_echo(config: EngineConfig, progress: Callable[[str, float | None], None]) -> Echo:

@@ -65,6 +65,8 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     kind: Any = str
     if known.kind == "file":
         kind = click.Path(exists=True, dir_okay=False, readable=True)
+    elif known.kind == "choice":
+        kind = click.Choice(known.choices)
     elif known.kind == "bytes":
         kind = BoundedSize(int(known.low), int(known.high))
     elif known.kind == "number":

@@ -106,7 +106,7 @@ class Metrics:
         self._stats: EngineStats | None = None
         self._base = dict.fromkeys(_COUNTERS, 0.0)
         """Counters of the engine's earlier lives."""
-        self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
         self._http: dict[tuple[str, int], int] = {}
         self._replies = dict.fromkeys(_REPLIES, 0)
         self._first_token = Histogram()

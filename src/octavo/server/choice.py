@@ -1,8 +1,9 @@
 """One choice of an answer: deltas in, pieces of text out.
 
-Owns the choice's detokeniser, its stop text and its count of tokens. Life: `feed` for each delta until it returns a
-piece with `finish_reason` or `error`; then nothing more. Text that completes a stop string ends the choice here, and
-the caller aborts the request in the engine. Tokens after that one count neither in usage nor in logprobs.
+Owns the choice's detokeniser, its stop text, what takes its text apart, and its count of tokens. Life: `feed` for each
+delta until it returns a piece with `finish_reason` or `error`; then nothing more. Text that completes a stop string
+ends the choice here (so does the only call where there may be but one), and the caller aborts the request in the
+engine. Tokens after that one count neither in usage nor in logprobs.
 `feed` does not know whether the answer is streamed, so the joined stream equals the body.
 """
 
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from octavo.engine.detokenizer import Detokenizer, TokenBytes
 from octavo.server.params import TextOptions
 from octavo.server.stops import StopMatcher
+from octavo.server.tools.parser import Delta
+from octavo.server.tools.parts import AnswerParts
 from octavo.types import ErrorCode, FinishReason, TokenDelta, TokenLogprobs
 
 
@@ -30,6 +33,8 @@ class Piece:
     """What one delta adds to a choice."""
 
     text: str = ""
+    delta: Delta | None = None
+    """The text taken apart, where parts are looked for."""
     entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
@@ -43,6 +48,7 @@ class Choice:
         "_decoded",
         "_detokenizer",
         "_options",
+        "_parts",
         "_stops",
         "cached_tokens",
         "completion_tokens",
@@ -52,8 +58,10 @@ class Choice:
         "stopped_by_text",
     )
 
-    def __init__(self, index: int, tokens: TokenBytes, options: TextOptions) -> None:
+    def __init__(self, index: int, tokens: TokenBytes, options: TextOptions, parts: AnswerParts | None = None) -> None:
+        """parts: what takes the text apart; None: it is content."""
         self.index = index
+        self._parts = parts
         self._options = options
         self._detokenizer = Detokenizer(tokens, options.skip_special)
         self._stops = StopMatcher(options.stops, options.include_stop)
@@ -66,8 +74,26 @@ class Choice:
         self.stopped_by_text = False
         """The engine still runs the request: abort it."""
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of the thoughts; None where they are not looked for."""
+        return None if self._parts is None else self._parts.reasoning_tokens
+
     def feed(self, delta: TokenDelta) -> Piece:
         """The delta's text, entries and end."""
+        piece = self._feed(delta)
+        if self._parts is not None:
+            self._take_apart(self._parts, piece)
+        return piece
+
+    def _take_apart(self, parts: AnswerParts, piece: Piece) -> None:
+        if self.done:
+            parts.finish(self.completion_tokens)
+            if piece.finish_reason is not None and parts.calls:
+                piece.finish_reason = "tool_calls"
+        piece.delta = parts.take()
+
+    def _feed(self, delta: TokenDelta) -> Piece:
         piece = Piece()
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
@@ -95,20 +121,26 @@ class Choice:
         """Adds decoded text; True when it completes a stop string, which ends the choice."""
         self._decoded += len(text)
         if self.completion_tokens < self._options.min_tokens:
-            piece.text += text
-            return False
-        sent, found = self._stops.push(text)
-        piece.text += sent
+            sent, found = text, False
+        else:
+            sent, found = self._stops.push(text)
+        self._say(piece, sent)
+        found = found or (self._parts is not None and self._parts.ended)
         if found:
             piece.finish_reason = "stop"
             self.done = True
             self.stopped_by_text = True
         return found
 
+    def _say(self, piece: Piece, text: str) -> None:
+        piece.text += text
+        if self._parts is not None:
+            self._parts.push(text, self.completion_tokens)
+
     def _finish(self, piece: Piece, delta: TokenDelta) -> None:
         self.done = True
         if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
-            piece.text += self._stops.flush()
+            self._say(piece, self._stops.flush())
             piece.error = delta.error or "the request was aborted"
             piece.code = delta.code
             return
@@ -116,5 +148,5 @@ class Choice:
         if tail and self._add(piece, tail):
             self.stopped_by_text = False
             return
-        piece.text += self._stops.flush()
+        self._say(piece, self._stops.flush())
         piece.finish_reason = "length" if delta.finish is FinishReason.LENGTH else "stop"

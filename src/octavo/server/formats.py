@@ -16,6 +16,7 @@ from octavo.engine.detokenizer import TokenBytes
 from octavo.server.choice import Choice, Piece, TokenEntry
 from octavo.server.job import Job
 from octavo.server.logprobs import CompletionLogprobs, chat_entry
+from octavo.server.tools.message import MessageParts, delta_fields
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,16 +35,20 @@ def line_safe(events: bytes) -> bytes:
 class Answer:
     """What is collected of one choice for a whole body."""
 
-    __slots__ = ("entries", "finish_reason", "index", "text")
+    __slots__ = ("entries", "finish_reason", "index", "parts", "text")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.text: list[str] = []
         self.entries: list[TokenEntry] = []
         self.finish_reason: str | None = None
+        self.parts: MessageParts | None = None
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
+        if piece.delta is not None:
+            self.parts = self.parts or MessageParts()
+            self.parts.add(piece.delta)
         self.entries.extend(piece.entries)
         if piece.finish_reason is not None:
             self.finish_reason = piece.finish_reason
@@ -104,21 +109,22 @@ class ChatFormat(_Format):
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         """Events for a piece: the role first, then text with its log-probabilities, then the end on its own."""
         events = b""
+        parts = None if piece.delta is None else delta_fields(piece.delta)
         if not choice.started:
             choice.started = True
-            delta = {"role": "assistant", "content": ""}
+            delta = {"role": "assistant", "content": "" if parts is None else None}
             events = self._event({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None})
-        if piece.entries:
-            content = {"content": piece.text}
+        if piece.entries or parts:
+            content = {"content": piece.text} if parts is None else parts
             events += self._event(
                 {
                     "index": choice.index,
                     "delta": content,
-                    "logprobs": self._logprobs(piece.entries),
+                    "logprobs": self._logprobs(piece.entries) if piece.entries else None,
                     "finish_reason": None,
                 }
             )
-        elif piece.text:
+        elif piece.text and parts is None:
             events += self._openings[choice.index] + _encode(piece.text) + self._CLOSING
         if piece.finish_reason is not None:
             events += self._event(
@@ -131,7 +137,7 @@ class ChatFormat(_Format):
             [
                 {
                     "index": answer.index,
-                    "message": {"role": "assistant", "content": "".join(answer.text), "refusal": None},
+                    "message": self._message(answer),
                     "logprobs": self._logprobs(answer.entries) if logprobs else None,
                     "finish_reason": answer.finish_reason,
                 }
@@ -139,6 +145,11 @@ class ChatFormat(_Format):
             ],
             usage,
         )
+
+    @staticmethod
+    def _message(answer: Answer) -> dict[str, Any]:
+        said = {"content": "".join(answer.text)} if answer.parts is None else answer.parts.fields()
+        return {"role": "assistant", **said, "refusal": None}
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
         content = [chat_entry(self._tokens, entry.token, entry.logprobs) for entry in entries]

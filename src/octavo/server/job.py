@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from octavo.config import ServerConfig
 from octavo.server import params, prompts
 from octavo.server.choice import Choice
 from octavo.server.errors import ApiError
-from octavo.server.params import ModelLimits
+from octavo.server.params import ModelLimits, TextOptions
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.terms import Terms
-from octavo.server.text import ModelText
+from octavo.server.text import ChatPrompt, ModelText
+from octavo.server.tools.definitions import ToolPlan
+from octavo.server.tools.definitions import plan as plan_tools
+from octavo.server.tools.talk import Talk
 from octavo.types import NewRequest
 
 _USUAL_CHARACTERS = 4
@@ -49,12 +53,16 @@ class Job:
     def usage(self) -> dict[str, object]:
         """The counts as the API has them."""
         prompt, cached, completion = self.counts()
-        return {
+        usage: dict[str, object] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        thoughts = [choice.reasoning_tokens for choice in self.choices.values()]
+        if any(count is not None for count in thoughts):
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(filter(None, thoughts))}
+        return usage
 
 
 class JobMaker:
@@ -88,10 +96,18 @@ class JobMaker:
                 param="chat_template",
                 code="unsupported_parameter",
             )
+        plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, self._config)
+        if plan.required or plan.strict:
+            raise ApiError(
+                "Calls cannot be forced yet: tool_choice auto and tools without strict would work.",
+                param="tool_choice" if plan.required else "tools",
+                code="unsupported_parameter",
+            )
         messages = prompts.chat_messages(body, self._config)
-        self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
-        ids = await asyncio.to_thread(self._chat_ids, messages, body.chat_template)
-        return self._job(body, [ids], logprobs, terms)
+        characters = plan.characters() + sum(len(message["content"]) for message in messages)
+        self._refuse_hopeless(characters, "messages")
+        prompt = await asyncio.to_thread(self._chat_prompt, messages, body.chat_template, plan)
+        return self._job(body, [prompt.ids], logprobs, terms, prompt.talk)
 
     async def completion(self, body: CompletionBody, terms: Terms) -> Job:
         self._check_model(body)
@@ -100,9 +116,10 @@ class JobMaker:
         ids = await prompts.completion_prompts(body, self._encode, self._limits, self._config)
         return self._job(body, ids, logprobs, terms)
 
-    def _chat_ids(self, messages: list[dict[str, Any]], template: str | None) -> list[int]:
-        self._refuse_long("".join(message["content"] for message in messages), "messages")
-        return self._text.chat(messages, template)
+    def _chat_prompt(self, messages: list[dict[str, Any]], template: str | None, plan: ToolPlan) -> ChatPrompt:
+        told = [json.dumps(plan.described())] if plan else []
+        self._refuse_long("".join([*told, *(message["content"] for message in messages)]), "messages")
+        return self._text.chat_prompt(messages, template, plan)
 
     def _encode(self, text: str) -> list[int]:
         self._refuse_hopeless(len(text), "prompt")
@@ -139,7 +156,14 @@ class JobMaker:
                 code="context_length_exceeded",
             )
 
-    def _job(self, body: ChatBody | CompletionBody, ids: list[list[int]], logprobs: int | None, terms: Terms) -> Job:
+    def _job(
+        self,
+        body: ChatBody | CompletionBody,
+        ids: list[list[int]],
+        logprobs: int | None,
+        terms: Terms,
+        talk: Talk | None = None,
+    ) -> Job:
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options needs stream true.", param="stream_options")
         if body.priority and not self._priorities:
@@ -171,7 +195,7 @@ class JobMaker:
                     priority=body.priority or 0,
                     deadline=None if body.deadline_ms is None else terms.arrived + body.deadline_ms / 1000,
                 )
-                choices[request.request_id] = Choice(len(requests), self._text.tokens, options)
+                choices[request.request_id] = self._choice(len(requests), options, talk)
                 requests.append(request)
         return Job(
             requests=requests,
@@ -182,3 +206,8 @@ class JobMaker:
             include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
             created=int(time.time()),
         )
+
+    def _choice(self, index: int, options: TextOptions, talk: Talk | None) -> Choice:
+        if talk is None:
+            return Choice(index, self._text.tokens, options)
+        return Choice(index, talk.tokens, options, talk.parts())

@@ -30,7 +30,9 @@ def message_dict(message: ChatMessage, index: int, max_parts: int) -> dict[str, 
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_calls:
-        turn["tool_calls"] = message.tool_calls
+        turn["tool_calls"] = [call.as_dict() for call in message.tool_calls]
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     return turn

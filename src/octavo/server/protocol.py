@@ -17,31 +17,29 @@ from octavo.config import ServerConfig
 from octavo.server import limits
 from octavo.server.body import parse_object
 from octavo.server.errors import ApiError, clip
+from octavo.server.tools.definitions import MessageCall, ToolChoice, ToolDefinition
 
 INERT_FIELDS = (
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "safety_identifier",
     "service_tier",
     "store",
     "user",
 )
-"""Accepted and without effect: accounting and storage at the vendor, or tools that are not in use."""
+"""Accepted and without effect: accounting and storage at the vendor."""
 
 REFUSED_FIELDS = {
     "audio": "audio is not built",
     "best_of": "only 1 is possible; use n",
     "echo": "the prompt is not repeated; send echo false",
-    "function_call": "function calls are not built",
-    "functions": "function calls are not built",
+    "function_call": "the older form of tools; tool_choice would work",
+    "functions": "the older form of tools; tools would work",
     "modalities": 'only ["text"] is possible',
     "prediction": "predicted outputs are not built",
     "reasoning_effort": "the model does not reason",
     "response_format": 'only {"type": "text"} is possible',
     "suffix": "insertion is not built",
-    "tool_choice": "tools are not built",
-    "tools": "tools are not built",
     "verbosity": "the model has no such control",
     "web_search_options": "web search is not built",
 }
@@ -55,8 +53,6 @@ _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -106,7 +102,6 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    parallel_tool_calls: Any = None
 
 
 ContentPart = Annotated[
@@ -128,8 +123,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -149,8 +145,9 @@ class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     reasoning_effort: Any = None
     response_format: Any = None
-    tool_choice: Any = None
-    tools: Any = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     verbosity: Any = None
     web_search_options: Any = None
 

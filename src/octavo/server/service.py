@@ -133,7 +133,12 @@ class Service:
         self.doing = what if fraction is None else f"{what}: {int(100 * fraction)} %"
 
     def _load_text(self) -> ModelText:
-        text = load_text(load_tokenizer(self.engine.model.path), self.engine.model.chat_template)
+        text = load_text(
+            load_tokenizer(self.engine.model.path),
+            self.engine.model.chat_template,
+            self.config.tool_parser,
+            self.config.reasoning_parser,
+        )
         text.check()
         return text
 

@@ -62,7 +62,7 @@ class ChatTemplate:
         control_texts: Sequence[str] = (),
         limits: TemplateLimits | None = None,
     ) -> None:
-        self._source = source
+        self.source = source
         self._special_strings = dict(special_strings or {})
         self._controls = text_pattern(control_texts)
         self._limits = limits or TemplateLimits()
@@ -158,7 +158,7 @@ class ChatTemplate:
             raise ChatTemplateError("the server is stopping")
         if self._worker is not None and self._worker.ended():
             self._drop()
-        worker = self._worker = self._worker or _Worker(self._source, self._limits)
+        worker = self._worker = self._worker or _Worker(self.source, self._limits)
         if worker.started:
             return worker
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from octavo.models.jsonfile import read_template
 from octavo.models.tokenizer import Tokenizer
 from octavo.server.errors import ApiError
 from octavo.server.templates import ChatTemplate, ChatTemplateError
+from octavo.server.tools.definitions import NO_TOOLS, ToolPlan
+from octavo.server.tools.dialect import Dialect, dialect_of
+from octavo.server.tools.forms import HERMES, Form
+from octavo.server.tools.render import as_said, concerns_tools
+from octavo.server.tools.talk import MarkedTokens, Talk, marks, opens_thoughts
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +29,37 @@ BROUGHT_TEMPLATES = 4
 """Of requests, kept at once; each is a process."""
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A chat as the model reads it."""
+
+    ids: list[int]
+    talk: Talk | None = None
+    """How its answers are read; None: as content alone."""
+
+
 class ModelText:
     """Texts to ids; `tokens` gives bytes back."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, no_template: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        no_template: str = "",
+        tool_parser: str = "auto",
+        reasoning_parser: str = "none",
+    ) -> None:
+        """The parsers are those of `ServerConfig`."""
+        self._tool_parser = tool_parser
+        self._thoughts = reasoning_parser != "none"
+        self._dialects: weakref.WeakKeyDictionary[ChatTemplate, Dialect] = weakref.WeakKeyDictionary()
         self._tokenizer = tokenizer
         self._template = template
         self._no_template = no_template
         self._brought: OrderedDict[str, ChatTemplate] = OrderedDict()
         """Templates that requests brought with them, the latest used last."""
         self._lock = threading.Lock()
+        self._marked: dict[tuple[str, ...], MarkedTokens] = {}
         self.tokens = tokenizer
 
     @cached_property
@@ -69,14 +97,54 @@ class ModelText:
         return len(self._tokenizer.encode(text)) * 9 // 10
 
     def chat(self, messages: Sequence[dict[str, Any]], source: str | None = None) -> list[int]:
+        """The ids of a chat's prompt."""
+        return self.chat_prompt(messages, source).ids
+
+    def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], source: str | None = None, plan: ToolPlan = NO_TOOLS
+    ) -> ChatPrompt:
         """A chat's prompt: the text of control tokens inside messages stays text. `source`: a template of its own."""
         template = self._template if source is None else self._bring(source)
         if template is None:
             raise ApiError(_sentence(self._no_template), param="messages", code="no_chat_template")
+        form: Form | None = None
+        tools: Sequence[dict[str, Any]] | None = None
+        if plan or concerns_tools(messages):
+            dialect = self._dialect(template)
+            if plan and dialect.form is None:
+                raise ApiError(
+                    "Tools are refused: the chat template shows a form of calls that is not read here; "
+                    "--tool-parser json would read plain JSON.",
+                    param="tools",
+                    code="unsupported_parameter",
+                )
+            form = dialect.form if plan else None
+            messages, tools = as_said(messages, plan.described(), dialect, dialect.form or HERMES)
         try:
-            return self._tokenizer.encode_chat(template.render(messages))
+            segments = template.render(messages, tools=tools)
         except ChatTemplateError as error:
             raise ApiError(_sentence(str(error)), param="messages", code="chat_template_error") from error
+        ids = self._tokenizer.encode_chat(segments)
+        if form is None and not self._thoughts:
+            return ChatPrompt(ids)
+        return ChatPrompt(ids, self._talk(plan, form, "".join(text for text, _ in segments[-1:])))
+
+    def _talk(self, plan: ToolPlan, form: Form | None, ending: str) -> Talk:
+        texts = marks(form, self._thoughts)
+        tokens = self._marked.get(texts)
+        if tokens is None:
+            tokens = self._marked[texts] = MarkedTokens(self._tokenizer, texts)
+        return Talk(tokens, plan, form, self._thoughts, self._thoughts and opens_thoughts(ending))
+
+    def _dialect(self, template: ChatTemplate) -> Dialect:
+        """What a template can say of tools; found out once."""
+        with self._lock:
+            dialect = self._dialects.get(template)
+        if dialect is None:
+            dialect = dialect_of(template, self._tool_parser)
+            with self._lock:
+                self._dialects[template] = dialect
+        return dialect
 
     def _bring(self, source: str) -> ChatTemplate:
         """A request's template in a process of its own; that of the one used longest ago ends for it."""
@@ -97,13 +165,16 @@ class ModelText:
                     template.close()
 
 
-def load_text(tokenizer: Tokenizer, template: str | None = None) -> ModelText:
+def load_text(
+    tokenizer: Tokenizer, template: str | None = None, tool_parser: str = "auto", reasoning_parser: str = "none"
+) -> ModelText:
     """The text side of a model; without a chat template, chats are refused and say how to supply one.
 
     `template` is a template's file, or the name of one of the model's; ConfigError where it is neither.
     """
     try:
-        return ModelText(tokenizer, ChatTemplate.of(tokenizer, _source(tokenizer, template)))
+        found = ChatTemplate.of(tokenizer, _source(tokenizer, template))
+        return ModelText(tokenizer, found, "", tool_parser, reasoning_parser)
     except ChatTemplateError as error:
         return ModelText(tokenizer, None, str(error))
 

@@ -102,10 +102,9 @@ def test_null_is_absent_for_every_optional_field() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("functions", [{}]),
+        ("function_call", {"name": "f"}),
         ("audio", {}),
         ("modalities", ["audio"]),
     ],

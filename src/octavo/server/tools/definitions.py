@@ -92,6 +92,11 @@ class ToolPlan:
     def names(self) -> tuple[str, ...]:
         return tuple(tool.name for tool in self.tools)
 
+    @property
+    def strict(self) -> bool:
+        """The arguments of some tool always follow its schema."""
+        return any(tool.strict for tool in self.tools)
+
     def described(self) -> list[dict[str, Any]]:
         """The definitions as templates see them; `strict` is between client and server."""
         return [{"type": "function", "function": _described(tool)} for tool in self.tools]

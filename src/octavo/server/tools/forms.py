@@ -50,8 +50,7 @@ class Form:
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Calls ({"name", "arguments"}) in this form, as an answer has them."""
         objects = [
-            f'{{"name": {_json(call["name"])}, "{self.arguments}": {_text(call.get("arguments"))}}}'
-            for call in calls
+            f'{{"name": {_json(call["name"])}, "{self.arguments}": {_text(call.get("arguments"))}}}' for call in calls
         ]
         if self.named:
             return f"{self.begin} [{', '.join(objects)}]"

@@ -33,9 +33,7 @@ def _beginning(text: str, rest: str = "") -> str:
     return rest
 
 
-_PART_OF_NAME = re.compile(
-    rf"{_WORD}+\s*(?:{_beginning(ARGS)}|{_beginning(CALL_ID, f'{_WORD}*{_beginning(ARGS)}')})"
-)
+_PART_OF_NAME = re.compile(rf"{_WORD}+\s*(?:{_beginning(ARGS)}|{_beginning(CALL_ID, f'{_WORD}*{_beginning(ARGS)}')})")
 
 
 @dataclass(slots=True)
@@ -53,11 +51,8 @@ class Delta:
     """What is new of an answer; each call at most once."""
 
     reasoning: str = ""
-    content: str = ""
+    content: str | None = None
     calls: list[CallDelta] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content or self.calls)
 
 
 class _Arguments:
@@ -303,9 +298,7 @@ class ToolParser:
 
     def _between_objects(self, text: str) -> bool:
         """Takes what stands between two objects of one list, of one mark or of bare lines."""
-        if text in (",", ";") and self._form.bare:
-            self._space = ""
-        elif text == "," and self._listed:
+        if (text in (",", ";") and self._form.bare) or (text == "," and self._listed):
             self._space = ""
         elif text == "{" and (self._inside or self._listed or self._form.bare):
             self._raw = [self._space]
@@ -341,7 +334,7 @@ class ToolParser:
     def _say(self, text: str) -> None:
         if text:
             self._said_content = True
-            self._out.content += text
+            self._out.content = (self._out.content or "") + text
 
     def _announce(self, name: str) -> None:
         self._raw = []

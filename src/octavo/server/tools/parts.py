@@ -17,12 +17,14 @@ MakeParts = Callable[[], "AnswerParts"]
 class AnswerParts:
     """The parts of one choice."""
 
-    __slots__ = ("_out", "_reasoning", "_tools", "reasoning_tokens")
+    __slots__ = ("_out", "_over", "_reasoning", "_said", "_tools", "reasoning_tokens")
 
     def __init__(self, reasoning: Reasoning | None, tools: ToolParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._out = Delta()
+        self._over = False
+        self._said = False
         self.reasoning_tokens: int | None = None if reasoning is None else 0
         """Tokens up to the one that ended the thoughts. None: thoughts are not looked for."""
 
@@ -57,6 +59,7 @@ class AnswerParts:
             self._rest(text)
         if self._tools is not None:
             self._tools.finish()
+        self._over = True
 
     def take(self) -> Delta:
         """What is new since this was asked last."""
@@ -64,10 +67,13 @@ class AnswerParts:
         if self._tools is not None:
             said = self._tools.take()
             out.content, out.calls = said.content, said.calls
+        self._said = self._said or out.content is not None or bool(out.reasoning or out.calls)
+        if self._over and not self._said:
+            out.content = ""
         return out
 
     def _rest(self, text: str) -> None:
         if self._tools is not None:
             self._tools.push(text)
-        else:
-            self._out.content += text
+        elif text:
+            self._out.content = (self._out.content or "") + text
