@@ -18,7 +18,7 @@ from octavo.bench.offline import limits_of
 from octavo.bench.predict import StepCost, batching_ratio
 from octavo.bench.stats import LEAST_PAIRS, Ratio, paired_ratio, spread
 from octavo.bench.workload import Workload, constant, exponential, random_workload
-from octavo.config import EngineConfig, ExecutionConfig, KVConfig, SchedulerConfig
+from octavo.config import EngineConfig, ExecutionConfig, KVConfig, SchedulerConfig, SpeculativeConfig
 
 Make = Callable[[int, int], Workload]
 """(vocabulary, seed) -> the work of one pair."""
@@ -90,6 +90,19 @@ def shared_prefix_pair(streams: int, prefix: int, output: int) -> Pair:
         lambda config: _scheduler(**few)(_kv(**room)(_execution(shared_prefix_attention=False)(config))),
         lambda config: _scheduler(**few)(_kv(**room)(_execution(shared_prefix_attention=True)(config))),
         lambda vocab, seed: random_workload(streams, prefix + 8, constant(output), vocab, seed, shared=prefix),
+        metric=lambda run: run.decode_rate,
+        unit="tokens a second while all decode",
+    )
+
+
+def speculation_pair(streams: int, temperature: float, what: str, tokens: int = 96) -> Pair:
+    """N-gram drafts against none."""
+    few = {"max_num_seqs": streams}
+    return Pair(
+        f"--speculative ngram (B) against off (A), {what}",
+        _scheduler(**few),
+        lambda config: replace(_scheduler(**few)(config), speculative=SpeculativeConfig("ngram")),
+        lambda vocab, seed: random_workload(streams, 64, constant(tokens), vocab, seed, temperature=temperature),
         metric=lambda run: run.decode_rate,
         unit="tokens a second while all decode",
     )
@@ -180,6 +193,8 @@ PAIRS: dict[str, Callable[[], Pair]] = {
         lambda vocab, seed: random_workload(1, 16, constant(48), vocab, seed),
     ),
     "shared-prefix": lambda: shared_prefix_pair(32, 2048, 24),
+    "speculation": lambda: speculation_pair(1, 0.0, "one stream of random ids, whose answers soon repeat themselves"),
+    "speculation-tax": lambda: speculation_pair(16, 1.0, "16 sampled streams, where there is little to guess: the tax"),
     "threads": lambda: Pair(
         "all threads (B) against one (A), 8 streams",
         _execution(threads=1),

@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from octavo.observability.draft_metrics import DraftMetrics
 from octavo.types import EngineStats, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class Metrics:
         self._first_token = Histogram()
         self._between_tokens = Histogram()
         self._step = Histogram()
+        self._drafts = DraftMetrics()
         self._restarts = 0
         self.live: dict[str, Callable[[], float]] = {}
         """Of `_LIVE`: what is asked each time the page is made; nothing is told as 0."""
@@ -157,6 +159,7 @@ class Metrics:
     def _take_step(self, output: StepOutput) -> None:
         stats = output.stats
         last = self._stats
+        self._drafts.take(stats, last is not None and stats.steps < last.steps)
         if last is not None and stats.steps < last.steps:
             for field in _COUNTERS:
                 self._base[field] += getattr(last, field)
@@ -212,3 +215,4 @@ class Metrics:
         yield self._first_token.family("octavo_time_to_first_token_seconds", "From the request's arrival.")
         yield self._between_tokens.family("octavo_inter_token_seconds", "Between a choice's tokens, as they arrive.")
         yield self._step.family("octavo_step_seconds", "Wall time of one engine step.")
+        yield from self._drafts.collect()

@@ -158,7 +158,11 @@ class Drafting:
         if room <= 0:
             return
         items = step.items()
-        open_items = [item for item in items if _decodes(item) and item.request.open_tokens > 1]
+        open_items = [
+            item
+            for item in items
+            if _decodes(item) and item.request.open_tokens > 1 and item.start >= item.request.num_prompt
+        ]
         if not open_items:
             return
         began = self._clock()

@@ -50,9 +50,11 @@ class Choice:
         "_options",
         "_parts",
         "_stops",
+        "accepted_tokens",
         "cached_tokens",
         "completion_tokens",
         "done",
+        "drafted_tokens",
         "index",
         "started",
         "stopped_by_text",
@@ -68,6 +70,10 @@ class Choice:
         self._decoded = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.drafted_tokens = 0
+        """Draft tokens that the engine checked."""
+        self.accepted_tokens = 0
+        """Of those, the ones that are among the completion's tokens."""
         self.started = False
         """The first piece was sent (kept by the stream)."""
         self.done = False
@@ -81,7 +87,10 @@ class Choice:
 
     def feed(self, delta: TokenDelta) -> Piece:
         """The delta's text, entries and end."""
+        before = self.completion_tokens
         piece = self._feed(delta)
+        self.drafted_tokens += delta.drafted
+        self.accepted_tokens += min(delta.accepted, self.completion_tokens - before)
         if self._parts is not None:
             self._take_apart(self._parts, piece)
         return piece

@@ -59,10 +59,23 @@ class Job:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        thoughts = [choice.reasoning_tokens for choice in self.choices.values()]
-        if any(count is not None for count in thoughts):
-            usage["completion_tokens_details"] = {"reasoning_tokens": sum(filter(None, thoughts))}
+        if details := self._completion_details():
+            usage["completion_tokens_details"] = details
         return usage
+
+    def _completion_details(self) -> dict[str, int]:
+        """Thoughts where they are looked for, predictions where there were any."""
+        details: dict[str, int] = {}
+        choices = self.choices.values()
+        thoughts = [choice.reasoning_tokens for choice in choices]
+        if any(count is not None for count in thoughts):
+            details["reasoning_tokens"] = sum(filter(None, thoughts))
+        drafted = sum(choice.drafted_tokens for choice in choices)
+        if drafted:
+            accepted = sum(choice.accepted_tokens for choice in choices)
+            details["accepted_prediction_tokens"] = accepted
+            details["rejected_prediction_tokens"] = drafted - accepted
+        return details
 
 
 class JobMaker:

@@ -17,6 +17,8 @@ def stats(steps: int, **changes: Any) -> StepOutput:
         "steps": steps,
         "step_seconds": steps / 100,
         "step_prices": (0.001, 0.0, 0.0, 0.0),
+        "drafts_checked": (),
+        "drafts_accepted": (),
     }
     return StepOutput([], EngineStats(**(fields | changes)))
 
@@ -71,3 +73,19 @@ def test_latencies_are_histograms_over_tokens() -> None:
 def test_before_the_first_step_everything_is_zero() -> None:
     assert value(Metrics(), "octavo_requests_running") == 0
     assert value(Metrics(), "octavo_kv_usage_ratio") == 0
+
+
+def test_drafts_are_counted_by_position_and_by_length_over_restarts() -> None:
+    metrics = Metrics()
+    assert b"draft" not in metrics.text()
+    drafts = {"drafts_checked": (10, 8), "drafts_accepted": (6, 3), "draft_seconds": 0.5, "draft_saved_seconds": 0.05}
+    metrics.step(stats(5, **drafts))
+    metrics.step(stats(1, drafts_checked=(1, 1), drafts_accepted=(1, 0), draft_seconds=0.0, draft_saved_seconds=0.01))
+    assert value(metrics, "octavo_drafts_checked_total", position="1") == 11
+    assert value(metrics, "octavo_drafts_accepted_total", position="2") == 3
+    assert value(metrics, "octavo_accepted_tokens_bucket", le="0") == 4
+    assert value(metrics, "octavo_accepted_tokens_bucket", le="1") == 8
+    assert value(metrics, "octavo_accepted_tokens_count") == 11
+    assert value(metrics, "octavo_accepted_tokens_sum") == 10
+    assert value(metrics, "octavo_draft_seconds_total") == 0.5
+    assert value(metrics, "octavo_speculation_speedup") == pytest.approx(2.0)
