@@ -1,5 +1,5 @@
-// One step's inputs, copied in: tokens, sequences with their block tables, the rows that need logits, and how to
-// draw from them. Reused from step to step.
+// One step's inputs, copied in: tokens, sequences with their block tables, the rows that need logits and how to draw
+// from them, and the rows whose hidden states are wanted. Reused from step to step.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -37,7 +37,7 @@ struct Batch {
   std::vector<Sequence> sequences;
   std::vector<Table> tables;    // one a group
   std::vector<Shared> shared;   // one a group, or none at all
-  std::vector<int32_t> logit_rows;
+  std::vector<int32_t> logit_rows, hidden_rows;
   std::vector<const SampleSpec*> samples;
 };
 

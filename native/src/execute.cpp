@@ -89,6 +89,11 @@ void Program::check(const Batch& batch) const {
   for (const int32_t r : batch.logit_rows) {
     if (r < 0 || r >= rows) refuse("logit row", r, "is outside the step's rows,", rows);
   }
+  const int64_t hidden_rows = (int64_t)batch.hidden_rows.size();
+  if (hidden_rows > rows) refuse("the hidden rows,", hidden_rows, "exceed the step's rows,", rows);
+  for (const int32_t r : batch.hidden_rows) {
+    if (r < 0 || r >= rows) refuse("hidden row", r, "is outside the step's rows,", rows);
+  }
   bool sequences = false;
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kEmbed) {
@@ -112,6 +117,7 @@ void Program::prepare(const Batch& batch) {
   check(batch);
   rows_ = (int64_t)batch.tokens.size();
   logit_rows_ = (int64_t)batch.logit_rows.size();
+  hidden_rows_ = (int64_t)batch.hidden_rows.size();
   for (size_t g = 0; g < runs_.size(); g++) {
     runs_[g].clear();
     shared_runs_[g].clear();
@@ -159,7 +165,9 @@ struct Program::Step {
     p.kernels_.leave();
   }
 
-  int32_t rows(const Buffer& b) const { return (int32_t)(b.logit_rows ? p.logit_rows_ : p.rows_); }
+  int32_t rows(const Buffer& b) const {
+    return (int32_t)(b.kind == RowKind::kStep ? p.rows_ : b.kind == RowKind::kLogits ? p.logit_rows_ : p.hidden_rows_);
+  }
   Buffer& at(int index) const { return p.buffers_[(size_t)index]; }
 
   void execute(const Op& op, const Team& team) const {
@@ -398,7 +406,7 @@ struct Program::Step {
     const Buffer &s = at(op.src), &d = at(op.dst);
     GatherArgs a{};
     a.src = (const float*)s.data;
-    a.index = batch.logit_rows.data();
+    a.index = (op.gathered == RowKind::kLogits ? batch.logit_rows : batch.hidden_rows).data();
     a.dst = (float*)d.data;
     a.rows = rows(d);
     a.cols = (int32_t)d.columns;

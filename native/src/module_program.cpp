@@ -115,6 +115,8 @@ struct PyBatch {
 
   void set_logit_rows(const Ints& rows) { batch.logit_rows.assign(rows.data(), rows.data() + rows.size()); }
 
+  void set_hidden_rows(const Ints& rows) { batch.hidden_rows.assign(rows.data(), rows.data() + rows.size()); }
+
   void set_samples(std::vector<std::shared_ptr<Sample>> list) {
     batch.samples.clear();
     for (const auto& s : list) {
@@ -271,6 +273,7 @@ void bind_batch(nb::module_& m) {
       .def("set_sequences", &PyBatch::set_sequences, "seqs"_a, "block_tables"_a)
       .def("set_shared", &PyBatch::set_shared, "groups"_a)
       .def("set_logit_rows", &PyBatch::set_logit_rows, "rows"_a)
+      .def("set_hidden_rows", &PyBatch::set_hidden_rows, "rows"_a)
       .def("set_samples", &PyBatch::set_samples, "samples"_a);
 }
 
@@ -317,6 +320,12 @@ void bind_recording(nb::class_<PyProgram>& c) {
           "src"_a, "act"_a)
       .def(
           "gather_rows", [](PyProgram& p, int src) { return p.program->gather_rows(src); }, "src"_a)
+      .def(
+          "hidden",
+          [](PyProgram& p, int src, const Weight& weight, float eps) {
+            return p.program->hidden(src, weight.ref, eps);
+          },
+          "src"_a, "weight"_a, "eps"_a)
       .def("logits", &PyProgram::logits, "src"_a, "weight"_a, "scale"_a = 1.0f, "softcap"_a.none() = nb::none())
       .def(
           "sample", [](PyProgram& p, int logits, int vocab) { p.program->sample(logits, vocab); }, "logits"_a,

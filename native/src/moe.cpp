@@ -66,7 +66,7 @@ size_t moe_layout(const MoeShape& s, uint8_t* base, MoeScratch* scratch) {
 MoeShape Program::moe_shape(const Op& op) const {
   MoeShape s{};
   s.threads = limits_.threads;
-  s.rows = buffer(op.dst).logit_rows ? limits_.max_logit_rows : limits_.max_rows;
+  s.rows = max_rows(buffer(op.dst).kind);
   s.experts = op.weights[0].packed.n;
   s.top_k = op.top_k;
   s.hidden = op.weights[0].packed.k;
@@ -101,15 +101,15 @@ int Program::moe(int src, const WeightRef& router, std::vector<WeightRef> expert
   op.top_k = choice.top_k;
   op.renormalise = choice.renormalise;
   op.index = choice.act == "gelu";
-  const bool logit = use(src).logit_rows;
+  const RowKind kind = use(src).kind;
   if (residual >= 0) {
     const Buffer& r = use(residual);
-    require(!r.bf16 && r.columns == hidden && r.logit_rows == logit,
+    require(!r.bf16 && r.columns == hidden && r.kind == kind,
             "the residual must be float rows of as many columns");
     op.accumulate = true;
     op.dst = residual;
   } else {
-    op.dst = add_buffer(hidden, false, false, logit);
+    op.dst = add_buffer(hidden, false, false, kind);
   }
   return record(std::move(op));
 }
@@ -120,7 +120,7 @@ int Program::gated_add(int src, int gate, int residual) {
   require(g.columns == 1, "the gate must have one column; it has " + std::to_string(g.columns));
   require(s.columns == r.columns,
           "gated_add adds " + std::to_string(s.columns) + " columns to " + std::to_string(r.columns));
-  require(s.logit_rows == r.logit_rows && g.logit_rows == r.logit_rows, "gated_add needs rows of one kind");
+  require(s.kind == r.kind && g.kind == r.kind, "gated_add needs rows of one kind");
   require(src != residual && gate != residual, "gated_add cannot write over its own input");
   Op op{OpKind::kGatedAdd};
   op.src = src;

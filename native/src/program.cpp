@@ -146,7 +146,7 @@ void Program::read(int index, int64_t rows, float* dst) {
   const Buffer& b = buffer(index);
   require(!busy_, "the program is running");
   require(b.data != nullptr, "buffer " + std::to_string(index) + " was not written yet");
-  require(rows >= 0 && rows <= (b.logit_rows ? limits_.max_logit_rows : limits_.max_rows),
+  require(rows >= 0 && rows <= max_rows(b.kind),
           "more rows than the buffer holds");
   require(b.overwritten_by < 0,
           "buffer " + std::to_string(index) + " shares memory with one that a later op writes; tap() it");

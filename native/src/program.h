@@ -62,6 +62,9 @@ enum class OpKind {
   kSoftcap
 };
 
+// Which rows of the step a buffer holds: all, those whose logits are needed, or those whose states the caller reads.
+enum class RowKind { kStep, kLogits, kHidden };
+
 struct Op {
   OpKind kind;
   int src = -1, dst = -1;
@@ -72,6 +75,7 @@ struct Op {
   int group = 0, layer = 0, q_heads = 0;
   float scale = 1, eps = 0;
   int index = 0;   // activation, vocabulary, layer, flag or rotary table (-1: none)
+  RowKind gathered = RowKind::kStep;
   int window = 0;  // attention: 0 sees all
   float softcap = 0;
   int gate = -1;                      // gated_add: a second source
@@ -91,7 +95,8 @@ struct MoeChoice {
 
 struct Buffer {
   int64_t columns, ld;  // ld in elements
-  bool bf16, logit_rows, pinned;
+  bool bf16, pinned;
+  RowKind kind;
   int first = -1, last = -1;      // ops between which it lives
   int64_t rows = 0, offset = -1;  // capacity; place in the workspace
   Mapping own;                    // pinned: inputs and taps
@@ -123,6 +128,7 @@ class Program {
   int softcap(int src, float cap);
   int activate(int src, const std::string& act);
   int gather_rows(int src);
+  int hidden(int src, const WeightRef& weight, float eps);
   void sample(int logits, int vocab);
   void layer_written(int layer);
   int tap(int src);
@@ -155,7 +161,9 @@ class Program {
   friend struct Step;
   class Busy;
 
-  int add_buffer(int64_t columns, bool bf16, bool padded, bool logit_rows, bool pinned = false);
+  int add_buffer(int64_t columns, bool bf16, bool padded, RowKind kind, bool pinned = false);
+  int64_t max_rows(RowKind kind) const { return kind == RowKind::kLogits ? limits_.max_logit_rows : limits_.max_rows; }
+  int gather(int src, RowKind kind);
   Buffer& use(int index);
   int record(Op op);
   void check_source(const Buffer& src, int64_t k, bool product) const;
@@ -181,7 +189,7 @@ class Program {
   bool planned_ = false;
   std::atomic<bool> busy_{false};
   // Of the step that runs.
-  int64_t rows_ = 0, logit_rows_ = 0;
+  int64_t rows_ = 0, logit_rows_ = 0, hidden_rows_ = 0;
   std::vector<std::vector<SeqRun>> runs_;  // [group][sequence]
   std::vector<std::vector<SharedRun>> shared_runs_;
   std::vector<std::vector<SharedRow>> shared_rows_;

@@ -18,17 +18,17 @@ std::string columns_text(int64_t have, int64_t want) {
 
 }  // namespace
 
-int Program::add_buffer(int64_t columns, bool bf16, bool padded, bool logit_rows, bool pinned) {
+int Program::add_buffer(int64_t columns, bool bf16, bool padded, RowKind kind, bool pinned) {
   require(columns >= 1 && columns < (int64_t{1} << 30), "a buffer needs between 1 and 2^30 columns");
   Buffer b{};
   b.columns = columns;
   b.ld = padded ? up(columns, 32) : columns;
   b.bf16 = bf16;
-  b.logit_rows = logit_rows;
+  b.kind = kind;
   b.pinned = pinned;
   b.first = b.last = b.overwritten_by = -1;
   // Kernels may read (never write) whole groups of rows.
-  b.rows = up(logit_rows ? limits_.max_logit_rows : limits_.max_rows, 32);
+  b.rows = up(max_rows(kind), 32);
   if (pinned) {
     b.own = Mapping::zeroed((size_t)b.bytes() + 64);
     b.data = b.own.data();
@@ -83,16 +83,16 @@ int Program::embed(const WeightRef& weight, float scale) {
   Op op{OpKind::kEmbed};
   op.weights = {weight};
   op.scale = scale;
-  op.dst = add_buffer(weight.packed.k, false, false, false);
+  op.dst = add_buffer(weight.packed.k, false, false, RowKind::kStep);
   return record(std::move(op));
 }
 
-int Program::input(int64_t columns, bool bf16) { return add_buffer(columns, bf16, true, false, true); }
+int Program::input(int64_t columns, bool bf16) { return add_buffer(columns, bf16, true, RowKind::kStep, true); }
 
 int Program::rms_norm(int src, const WeightRef& weight, float eps, int residual) {
   require(weight.vector(), "rms_norm needs a float vector (kind \"vector\")");
   check_source(use(src), weight.packed.k, false);
-  const bool logit = use(src).logit_rows;
+  const RowKind kind = use(src).kind;
   Op op{OpKind::kNorm};
   op.src = src;
   op.weights = {weight};
@@ -100,12 +100,12 @@ int Program::rms_norm(int src, const WeightRef& weight, float eps, int residual)
   if (residual >= 0) {
     const Buffer& r = use(residual);
     require(residual != src, "a norm cannot be written over its own input");
-    require(!r.bf16 && r.columns == weight.packed.k && r.logit_rows == logit,
+    require(!r.bf16 && r.columns == weight.packed.k && r.kind == kind,
             "the residual must be float rows of as many columns");
     op.accumulate = true;
     op.dst = residual;
   } else {
-    op.dst = add_buffer(weight.packed.k, !limits_.f32, true, logit);
+    op.dst = add_buffer(weight.packed.k, !limits_.f32, true, kind);
   }
   return record(std::move(op));
 }
@@ -132,10 +132,10 @@ int Program::cast(int src) {
   const Buffer& b = use(src);
   check_source(b, b.columns, false);
   const int64_t columns = b.columns;
-  const bool logit = b.logit_rows;
+  const RowKind kind = b.kind;
   Op op{OpKind::kCast};
   op.src = src;
-  op.dst = add_buffer(columns, !limits_.f32, true, logit);
+  op.dst = add_buffer(columns, !limits_.f32, true, kind);
   return record(std::move(op));
 }
 
@@ -166,15 +166,15 @@ int Program::linear(int src, std::vector<WeightRef> weights, const WeightRef* bi
     op.bias_owner = bias->owner;
   }
   op.weights = std::move(weights);
-  const bool logit = use(src).logit_rows;
+  const RowKind kind = use(src).kind;
   if (residual >= 0) {
     const Buffer& r = use(residual);
     require(residual != src, "a product cannot be written over its own input");
-    require(!r.bf16 && r.columns == n && r.logit_rows == logit, "the residual must be float rows of as many columns");
+    require(!r.bf16 && r.columns == n && r.kind == kind, "the residual must be float rows of as many columns");
     op.accumulate = true;
     op.dst = residual;
   } else {
-    op.dst = add_buffer(n, false, false, logit);
+    op.dst = add_buffer(n, false, false, kind);
   }
   return record(std::move(op));
 }
@@ -186,7 +186,7 @@ int Program::rope_and_store(int qkv, int index, int layer, int q_heads, int rope
   require(rope >= -1 && rope < (int)ropes_.size(), "rotary table " + std::to_string(rope) + " does not exist");
   require(rope < 0 || ropes_[(size_t)rope].half * 2 <= pool.head_dim, "the rotary table is wider than the head");
   check_source(use(qkv), (int64_t)(q_heads + 2 * pool.kv_heads) * pool.head_dim, false);
-  require(!use(qkv).logit_rows, "rope_and_store reads the step's rows, not gathered ones");
+  require(use(qkv).kind == RowKind::kStep, "rope_and_store reads the step's rows, not gathered ones");
   Op op{OpKind::kRopeStore};
   op.src = qkv;
   op.group = index;
@@ -194,7 +194,7 @@ int Program::rope_and_store(int qkv, int index, int layer, int q_heads, int rope
   op.q_heads = q_heads;
   op.index = rope;
   const int64_t head = limits_.f32 ? pool.head_dim : up(pool.head_dim, 32);
-  op.dst = add_buffer(q_heads * head, !limits_.f32, true, false);
+  op.dst = add_buffer(q_heads * head, !limits_.f32, true, RowKind::kStep);
   return record(std::move(op));
 }
 
@@ -205,7 +205,7 @@ int Program::attention(int q, int index, int layer, int q_heads, float scale, in
   require(pool.f32 == limits_.f32, "the group's pages have another precision than the program");
   const int64_t head = limits_.f32 ? pool.head_dim : up(pool.head_dim, 32);
   const Buffer& src = use(q);
-  require(src.columns == q_heads * head && src.bf16 == !limits_.f32 && !src.logit_rows,
+  require(src.columns == q_heads * head && src.bf16 == !limits_.f32 && src.kind == RowKind::kStep,
           "attention reads the output of rope_and_store");
   require(window >= 0 && softcap >= 0, "a window and a soft cap must be above 0");
   require(!sinks || (sinks->vector() && sinks->packed.k == q_heads),
@@ -219,7 +219,7 @@ int Program::attention(int q, int index, int layer, int q_heads, float scale, in
   op.window = window;
   op.softcap = softcap;
   if (sinks) op.weights = {*sinks};
-  op.dst = add_buffer((int64_t)q_heads * pool.head_dim, !limits_.f32, true, false);
+  op.dst = add_buffer((int64_t)q_heads * pool.head_dim, !limits_.f32, true, RowKind::kStep);
   return record(std::move(op));
 }
 
@@ -229,27 +229,42 @@ int Program::activate(int src, const std::string& act) {
   require(b.columns % 2 == 0, "activate reads gate and up side by side: an even number of columns");
   check_source(b, b.columns, false);
   const int64_t columns = b.columns / 2;
-  const bool logit = b.logit_rows;
+  const RowKind kind = b.kind;
   Op op{OpKind::kActivate};
   op.src = src;
   op.index = act == "gelu";
-  op.dst = add_buffer(columns, !limits_.f32, true, logit);
+  op.dst = add_buffer(columns, !limits_.f32, true, kind);
   return record(std::move(op));
 }
 
-int Program::gather_rows(int src) {
+int Program::gather(int src, RowKind kind) {
   const Buffer& b = use(src);
-  require(!b.bf16 && !b.logit_rows, "gather_rows reads float rows of the step");
+  require(!b.bf16 && b.kind == RowKind::kStep, "rows are gathered from float rows of the step");
   const int64_t columns = b.columns;
   Op op{OpKind::kGather};
   op.src = src;
-  op.dst = add_buffer(columns, false, false, true);
+  op.gathered = kind;
+  op.dst = add_buffer(columns, false, false, kind);
+  return record(std::move(op));
+}
+
+int Program::gather_rows(int src) { return gather(src, RowKind::kLogits); }
+
+// Nothing reads the result, so it lives to the step's end; float rows, for the caller and no product reads them.
+int Program::hidden(int src, const WeightRef& weight, float eps) {
+  require(weight.vector(), "hidden needs a float vector (kind \"vector\")");
+  check_source(use(src), weight.packed.k, false);
+  Op op{OpKind::kNorm};
+  op.src = gather(src, RowKind::kHidden);
+  op.weights = {weight};
+  op.eps = eps;
+  op.dst = add_buffer(weight.packed.k, false, false, RowKind::kHidden);
   return record(std::move(op));
 }
 
 void Program::sample(int logits, int vocab) {
   const Buffer& b = use(logits);
-  require(!b.bf16 && b.logit_rows, "sample reads logits of gathered rows");
+  require(!b.bf16 && b.kind == RowKind::kLogits, "sample reads logits of gathered rows");
   require(vocab >= 1 && vocab <= b.columns, "vocab must lie between 1 and the logits' columns");
   for (const Op& other : ops_) require(other.kind != OpKind::kSample, "a program samples once");
   Op op{OpKind::kSample};
@@ -268,10 +283,11 @@ void Program::layer_written(int layer) {
 int Program::tap(int src) {
   const Buffer& b = use(src);
   const int64_t columns = b.columns;
-  const bool bf16 = b.bf16, padded = b.ld != columns, logit = b.logit_rows;
+  const bool bf16 = b.bf16, padded = b.ld != columns;
+  const RowKind kind = b.kind;
   Op op{OpKind::kTap};
   op.src = src;
-  op.dst = add_buffer(columns, bf16, padded, logit, true);
+  op.dst = add_buffer(columns, bf16, padded, kind, true);
   return record(std::move(op));
 }
 

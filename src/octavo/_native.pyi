@@ -102,6 +102,8 @@ class Batch:
         member, members, from partition, to partition), and int32 members, which are sequences."""
     def set_logit_rows(self, rows: Any) -> None:
         """int32 [n]: rows whose logits are needed, in the order of the samples."""
+    def set_hidden_rows(self, rows: Any) -> None:
+        """int32 [n]: rows whose hidden states are wanted; none until this was called."""
     def set_samples(self, samples: Sequence[Sample]) -> None:
         """One a logit row; empty when logits alone are wanted."""
 
@@ -207,6 +209,8 @@ class Program:
     def activate(self, src: int, act: str) -> int:
         """act: "silu" or "gelu"; src holds gate and up side by side."""
     def gather_rows(self, src: int) -> int: ...
+    def hidden(self, src: int, weight: Weight, eps: float) -> int:
+        """The batch's hidden rows of src, normalised as rms_norm does, float; read() it after the run."""
     def logits(self, src: int, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> int:
         """float [max_logit_rows, n]; scale first. A soft cap is an op of its own, in place."""
     def sample(self, logits: int, vocab: int) -> None: ...

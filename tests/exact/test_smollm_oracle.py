@@ -12,13 +12,18 @@ import pytest
 import torch
 import transformers
 
+from octavo.execution.executor import LocalExecutor
 from octavo.execution.factory import build_executor
+from octavo.types import Pooling
+from tests.support import oracle
 from tests.support.driver import GREEDY, Driver
 from tests.support.executors import Build, configured
 
 TOLERANCE = 1e-3
 NOISE_TOLERANCE = 1e-2
 """Of random ids: now and then some excite the few huge activations of the model, and float32 sums with them."""
+CLOSE = 0.99
+"""Cosine between pooled states of the bf16 path and of float32."""
 ROUNDED_TOLERANCE = 1.0
 """Logits of SmolLM2 spread over 8; rounding to bf16 in 30 layers moves them by up to 0.5 in what was seen."""
 
@@ -74,6 +79,20 @@ def test_float32_greedy_tokens_equal_hugging_face(float32: Driver, hf: Any, prom
         chosen = np.full_like(expected, -np.inf)
         chosen[np.arange(len(out)), out] = 0
         assert_same_choice(expected, chosen, TOLERANCE)
+
+
+def test_pooled_hidden_states_equal_hugging_face(
+    float32: Driver, shared: LocalExecutor, hf: Any, prompts: list[list[int]]
+) -> None:
+    """On the bf16 path in their direction, which is what embeddings are compared by."""
+    rounded = Driver(shared)
+    for tokens in prompts[:3]:
+        rows = oracle.states(hf, tokens)
+        for pooling in Pooling:
+            expected = oracle.pooled(rows, pooling)
+            got, near = (np.frombuffer(driver.pool(tokens, pooling), "<f4") for driver in (float32, rounded))
+            assert worst(got, expected) < TOLERANCE
+            assert near @ expected / np.linalg.norm(near) / np.linalg.norm(expected) > CLOSE
 
 
 def test_the_float32_reference_equals_hugging_face(

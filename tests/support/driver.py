@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.types import (
     NewSlot,
+    Pooling,
     SamplingParams,
     SeqWork,
     StepPlan,
@@ -37,6 +38,8 @@ class Run:
     entered: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str | None = None
+    pooling: Pooling | None = None
+    vector: bytes | None = None
 
     @property
     def out(self) -> list[int]:
@@ -101,6 +104,7 @@ class Driver:
                         params=run.params,
                         seed=run.seed,
                         choice=run.choice,
+                        pooling=run.pooling,
                         cached_blocks=(tuple(run.blocks),),
                     )
                 )
@@ -115,7 +119,7 @@ class Driver:
                     run.computed,
                     count,
                     (fresh,),
-                    end == len(run.tokens),
+                    end == len(run.tokens) and run.pooling is None,
                     run.store_from,
                 )
             )
@@ -128,6 +132,7 @@ class Driver:
             run.tokens += output.tokens
             run.logprobs += output.logprobs or ()
             run.error = output.error
+            run.vector = output.vector
         return result
 
     def release(self, run: Run, keep: Sequence[int] = ()) -> None:
@@ -144,6 +149,16 @@ class Driver:
         """Runs one request alone until it has generated `tokens`."""
         while len(run.out) < tokens and run.error is None:
             self.step([(run, min(run.pending, chunk or run.pending))])
+
+    def pool(self, prompt: Sequence[int], pooling: Pooling, chunk: int | None = None) -> bytes:
+        """The vector of a pooled request, alone."""
+        run = self.start(prompt)
+        run.pooling = pooling
+        while run.pending:
+            self.step([(run, min(run.pending, chunk or run.pending))])
+        self.release(run)
+        assert run.vector is not None, run.error
+        return run.vector
 
     def solo(
         self,

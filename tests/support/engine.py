@@ -14,7 +14,7 @@ from octavo.kvcache.tiers.disk import open_tier
 from octavo.speculative_config import resolved
 from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
 from tests.support.guesses import Guesses
-from tests.support.ledger import VOCAB, Ledger, ledger_info, naive, next_token
+from tests.support.ledger import VOCAB, Ledger, ledger_info, naive, naive_vector, next_token
 
 _MOMENTARY = (
     "running",
@@ -147,6 +147,10 @@ class Rig:
             final = self.finals[request_id]
             got = self.tokens[request_id]
             if final.finish is FinishReason.ERROR:
+                continue
+            if request.pooling is not None:
+                assert not got
+                assert final.finish is FinishReason.ABORT or final.vector == naive_vector(request)
                 continue
             expected, reason = naive(request, self.limit)
             if final.finish is FinishReason.ABORT:

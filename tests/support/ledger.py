@@ -21,6 +21,7 @@ from octavo.types import (
     ModelInfo,
     NewRequest,
     NewSlot,
+    Pooling,
     SamplingParams,
     SeqOutput,
     SeqWork,
@@ -95,6 +96,17 @@ def next_token(request: NewRequest, tokens: Sequence[int]) -> int:
     return _draw(_read_directly(tokens), request, len(tokens) - len(request.prompt))
 
 
+def pooled(pooling: Pooling, states: Sequence[int]) -> bytes:
+    """The ledger's vector: the positions that it is made of."""
+    return array("q", states if pooling is Pooling.MEAN else states[-1:]).tobytes()
+
+
+def naive_vector(request: NewRequest) -> bytes:
+    """What the vector of a pooled request must be."""
+    assert request.pooling is not None
+    return pooled(request.pooling, [_cell(token, at) for at, token in enumerate(request.prompt)])
+
+
 def ledger_logprobs(token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(token), [token], [-float(token)])
 
@@ -105,6 +117,8 @@ class _Slot:
     tokens: list[int]
     tables: list[list[int]]
     computed: int
+    states: list[int] = field(default_factory=list)
+    """Of a pooled request: the cells of the positions computed in this slot, in order."""
 
 
 @dataclass
@@ -183,7 +197,7 @@ class Ledger:
         if work.drafts and not work.sample:
             self._complain(f"request {slot.new.request_id} has drafts and draws nothing")
         known = work.start + work.count - len(work.drafts)
-        if work.sample != (known == len(slot.tokens)):
+        if work.sample != (known == len(slot.tokens) and slot.new.pooling is None):
             self._complain(f"request {slot.new.request_id} draws behind position {known} of {len(slot.tokens)}")
         tokens = [*slot.tokens, *work.drafts]
         if slot.computed and work.start != slot.computed:
@@ -208,6 +222,9 @@ class Ledger:
                 taken.append(token)
             if behind == len(work.drafts) or token != work.drafts[behind]:
                 break
+        if slot.new.pooling is not None:
+            slot.states += [_cell(slot.tokens[at], at) for at in range(work.start, known)]
+            return SeqOutput(vector=pooled(slot.new.pooling, slot.states) if known == len(slot.tokens) else None)
         slot.tokens += taken
         if work.drafts:
             slot.computed = len(slot.tokens) - 1

@@ -17,6 +17,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo.types import Pooling
+
 VOCAB = 101
 
 
@@ -92,6 +94,17 @@ def logits(model: Any, tokens: Sequence[int]) -> np.ndarray:
     with torch.no_grad():
         found: np.ndarray = model(torch.tensor([list(tokens)]), use_cache=False).logits[0].float().numpy()
     return found
+
+
+def states(model: Any, tokens: Sequence[int]) -> np.ndarray:
+    """[positions, hidden]: what the last norm gives."""
+    with torch.no_grad():
+        found: np.ndarray = model.model(torch.tensor([list(tokens)]), use_cache=False).last_hidden_state[0].numpy()
+    return found
+
+
+def pooled(rows: np.ndarray, pooling: Pooling) -> np.ndarray:
+    return rows.astype(np.float64).mean(axis=0) if pooling is Pooling.MEAN else rows[-1]
 
 
 def decided(model: Any, tokens: Sequence[int], margin: float = 1e-5) -> bool:

@@ -92,7 +92,10 @@ class CpuForward:
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])
         self._logits: int = forward_of(spec.architecture)(ops, spec, num_tokens)
-        self._gather = self.program.op_names.index("gather_rows")
+        # The last one: the one before it gathers what pooled requests want.
+        self._gather = max(index for index, name in enumerate(self.program.op_names) if name == "gather_rows")
+        assert ops.hidden_rows is not None, "every model records the hidden states of pooled requests"
+        self._hidden = ops.hidden_rows
         self._batch = _native.Batch()
         self._replay: Callable[[_native.Batch], None] = self.program.run if execution.program else self._run_ops
         self._replay_tail = partial(self.program.run_from, self._gather) if execution.program else self._run_tail_ops
@@ -104,6 +107,7 @@ class CpuForward:
         if inputs.shared is not None:
             batch.set_shared(inputs.shared)
         batch.set_logit_rows(inputs.logit_rows)
+        batch.set_hidden_rows(inputs.hidden_rows)
         batch.set_samples(inputs.samples)  # type: ignore[arg-type]
         self._replay(batch)
         return self.program.results()
@@ -120,6 +124,10 @@ class CpuForward:
 
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         read: npt.NDArray[np.float32] = self.program.read(self._logits, rows)
+        return read
+
+    def hidden(self, rows: int) -> npt.NDArray[np.float32]:
+        read: npt.NDArray[np.float32] = self.program.read(self._hidden, rows)
         return read
 
     def close(self) -> None:

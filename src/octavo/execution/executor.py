@@ -110,12 +110,18 @@ class LocalExecutor:
         slots = [self.slots.grow(w) for w in work]
         works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
         self._draft_rows.begin()
-        drawn = self.forward.run(build_inputs(self.slots, works, self.sharing, self._draft_rows)) if works else []
+        drawn: Sequence[Drawn] = []
+        if works:
+            inputs = build_inputs(self.slots, works, self.sharing, self._draft_rows)
+            drawn = self.forward.run(inputs)
+            self._take_hidden(works, len(inputs.hidden_rows))
         outputs: list[SeqOutput] = []
         row = 0
         for w, slot in zip(work, slots, strict=True):
             if slot.error is not None:
                 outputs.append(SeqOutput(error=slot.error))
+            elif slot.pool is not None and w.start + w.count == len(slot.tokens):
+                outputs.append(_pooled(slot.pool.vector()))
             elif not w.sample:
                 outputs.append(_NOTHING)
             else:
@@ -127,6 +133,18 @@ class LocalExecutor:
             if w.slot in scores and outputs[index].error is None:
                 outputs[index] = _with_scores(outputs[index], slot, scores[w.slot])
         return tuple(outputs)
+
+    def _take_hidden(self, works: Sequence[tuple[SeqWork, Slot]], count: int) -> None:
+        """Gives pooled requests their rows, of which there are `count`."""
+        if not count:
+            return
+        states = self.forward.hidden(count)
+        row = 0
+        for w, slot in works:
+            if slot.pool is not None:
+                wanted = slot.pool.wanted(w.count, w.start + w.count == len(slot.tokens))
+                slot.pool.take(states[row : row + wanted])
+                row += wanted
 
     def _output(self, slot: Slot, drafts: tuple[int, ...], draws: Sequence[Drawn], row: int) -> SeqOutput:
         """The draws that count: those that equal the draft's tokens, and the one behind them."""
@@ -153,6 +171,12 @@ def _with_scores(output: SeqOutput, slot: Slot, scores: tuple[TokenLogprobs, ...
         return msgspec.structs.replace(output, prompt_logprobs=scores)
     slot.error = "the model's logits for this request are not finite; the weights or the input are damaged"
     return SeqOutput(error=slot.error)
+
+
+def _pooled(vector: npt.NDArray[np.float32]) -> SeqOutput:
+    if not np.isfinite(vector).all():
+        return SeqOutput(error="the model's hidden states for this request are not finite; the weights are damaged")
+    return SeqOutput(vector=vector.astype("<f4").tobytes())
 
 
 def _undrawable(logits: npt.NDArray[np.float32], slot: Slot) -> str:

@@ -29,6 +29,10 @@ class Forward(Protocol):
         """The first logit rows of the last run, [rows, vocab]."""
         ...
 
+    def hidden(self, rows: int) -> npt.NDArray[np.float32]:
+        """The first hidden rows of the last run, normalised, [rows, hidden]."""
+        ...
+
     def score(self, rows: I32, samples: Sequence[SampleRow]) -> list[Scored]:
         """Log-probabilities of given tokens at rows of the last run: one a sample, computed a bounded part at once.
 

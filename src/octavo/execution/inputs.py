@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from octavo.ops.base import SampleRow
 from octavo.types import SeqWork
 
 I32 = npt.NDArray[np.int32]
+
+
+def _no_rows() -> I32:
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class StepInputs:
     """One a logit row; empty where logits alone are wanted."""
     shared: list[tuple[I32, I32]] | None = None
     """Prefixes that sequences share (shared_prefix.py), one entry a group; None: none."""
+    hidden_rows: I32 = field(default_factory=_no_rows)
+    """Rows whose normalised hidden states pooled requests want."""
 
 
 _NONE = NoSharing()
@@ -47,6 +53,7 @@ def build_inputs(
     seqs: list[tuple[int, int, int, int]] = []
     logit_rows: list[int] = []
     samples: list[SampleRow] = []
+    hidden_rows: list[int] = []
     row = 0
     for work, slot in works:
         start, count = work.start, work.count
@@ -57,6 +64,8 @@ def build_inputs(
             tokens.extend(slot.tokens[start:end])
         seqs.append((row, count, start, work.store_from))
         row += count
+        if slot.pool is not None:
+            hidden_rows.extend(range(row - slot.pool.wanted(count, end == len(slot.tokens)), row))
         if work.sample:
             assert end == len(slot.tokens), (work, len(slot.tokens))
             samples.append(slot.ready_sample())
@@ -75,4 +84,5 @@ def build_inputs(
         np.array(logit_rows, np.int32),
         samples,
         sharing.find(slots, works),
+        np.array(hidden_rows, np.int32),
     )

@@ -58,7 +58,10 @@ class ReferenceForward:
     def run(self, inputs: StepInputs) -> list[Drawn]:
         samples: Any = inputs.samples
         self._last = inputs
-        self._ops.begin(ReferenceBatch(inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples))
+        batch = ReferenceBatch(
+            inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples, inputs.hidden_rows
+        )
+        self._ops.begin(batch)
         self._model(self._ops, self._spec, self._num_tokens)
         return self._ops.drawn
 
@@ -72,6 +75,9 @@ class ReferenceForward:
 
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         return self._ops.last_logits[:rows]
+
+    def hidden(self, rows: int) -> npt.NDArray[np.float32]:
+        return self._ops.last_hidden[:rows]
 
     def new_sample(
         self,

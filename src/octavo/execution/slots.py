@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.execution.logits_rules import FREE, NO_RULES, LogitsRules, rules_of
+from octavo.execution.pooling import Pool, make_pool
 from octavo.ops.base import SampleRow
 from octavo.types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
@@ -36,6 +37,7 @@ class Slot:
         "make_row",
         "output_counts",
         "partitions",
+        "pool",
         "prompt_alternatives",
         "rules",
         "sample",
@@ -53,6 +55,8 @@ class Slot:
         """Block ids of the whole partitions that are computed, a group (shared_prefix.py)."""
         self.sample: SampleRow | None = None
         """Of the next token."""
+        self.pool: Pool | None = None
+        """Of a pooled request, which has no sample."""
         self.make_row: Callable[[], SampleRow] | None = None
         """Another sample of the same settings, without penalties and rules."""
         self.set_counts: Callable[[SampleRow, npt.NDArray[np.int32]], None] = _no_counts
@@ -153,6 +157,9 @@ class Slots:
         if not 0 <= min(slot.tokens) <= max(slot.tokens) < self._vocab:
             wrong = next(t for t in slot.tokens if not 0 <= t < self._vocab)
             raise ValueError(f"token id {wrong} is outside the model's vocabulary of {self._vocab}")
+        slot.pool = make_pool(new.pooling)
+        if slot.pool is not None:
+            return
         _check(new.params)
         slot.wants_logprobs = new.params.logprobs is not None
         slot.biased = bool(new.params.logit_bias)

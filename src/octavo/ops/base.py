@@ -126,6 +126,10 @@ class OpSet(Protocol[V]):
         """residual + sigmoid(gate) * x; gate has one column."""
         ...
 
+    def hidden(self, x: V, weight: str, eps: float) -> V:
+        """norm(x) of the rows whose hidden states the step is asked for, float rows in that order, for the caller."""
+        ...
+
     def gather_rows(self, x: V) -> V:
         """Only the rows that need logits, in the order of the samples."""
         ...

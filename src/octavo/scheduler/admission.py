@@ -52,7 +52,7 @@ def refusal(request: NewRequest, limits: Limits, waiting: int) -> Refusal | None
     error = _wrong(request, limits)
     if error is not None:
         return Refusal(error)
-    answer = min(request.params.max_tokens, 1)
+    answer = min(request.params.max_tokens, 1) if request.pooling is None else 0
     if len(request.prompt) + answer > limits.max_total:
         return Refusal(_too_long(len(request.prompt), answer, limits), ErrorCode.NEVER_FITS)
     if waiting >= limits.max_waiting:

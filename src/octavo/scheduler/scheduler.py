@@ -101,7 +101,8 @@ class Scheduler:
         """Takes a request in. One that is complete already (a replay) gets its final delta at once."""
         request_id = request.request.request_id
         assert request_id not in self._live, f"request {request_id} is live"
-        complete = request.num_generated or not (request.draws or request.scores_left)
+        pooled = request.request.pooling is not None
+        complete = request.num_generated or not (request.draws or request.scores_left or pooled)
         reason = request.ending() if complete else None
         self._live[request_id] = request
         self.waiting.add(request)
@@ -376,6 +377,7 @@ class Scheduler:
             params=source.params,
             seed=source.seed,
             choice=source.choice,
+            pooling=source.pooling,
             cached_blocks=tuple([table.head(cached) for table in request.kv.tables]),
         )
 
@@ -421,7 +423,7 @@ class Scheduler:
             if end // self.kv.block_size > request.kv.published:
                 self.kv.commit(request.kv, request.tokens, end)
             self.kv.slide(request.kv, end)
-            part = TokenDelta(request.request.request_id, [], prompt_logprobs=scores)
+            part = TokenDelta(request.request.request_id, [], prompt_logprobs=scores, vector=output.vector)
             if end == len(request.tokens):
                 self.finish(request, FinishReason.LENGTH, part)
             elif scores:

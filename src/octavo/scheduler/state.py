@@ -63,7 +63,7 @@ class RequestState:
         self.num_prompt = len(request.prompt)
         self.num_known = len(self.tokens)
         """Tokens that came with the request."""
-        self.max_total = min(self.num_prompt + params.max_tokens, limit)
+        self.max_total = min(self.num_prompt + (params.max_tokens if request.pooling is None else 0), limit)
         self.min_total = self.num_prompt + params.min_tokens
         self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else params.stop_token_ids + eos)
         self.order = (arrival + PRIORITY_WORTH * request.priority, arrival)
@@ -77,6 +77,7 @@ class RequestState:
         self.scored = request.scored
         """Of the prompt's log-probabilities, so many were told."""
         self.drawing = False
+        """All that is known is in steps in flight, of which the last draws a token, or makes the vector."""
         self.slot: int | None = None
         """Set while the executor knows the request."""
         self.epoch = 0
@@ -115,8 +116,8 @@ class RequestState:
 
     @property
     def draws(self) -> bool:
-        """Tokens are to be generated; else the request is over once its prompt is scored."""
-        return self.request.params.max_tokens > 0
+        """Tokens are to be generated; else the request is over once its prompt is scored or pooled."""
+        return self.request.pooling is None and self.request.params.max_tokens > 0
 
     @property
     def scores_left(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.scheduler.admission import MAX_PREEMPTIONS
-from octavo.types import Abort, Drain
+from octavo.types import Abort, Drain, Pooling
 from tests.support.engine import Drafts, Rig
 from tests.support.ledger import make_request
 
@@ -86,9 +86,11 @@ class CoreMachine(RuleBasedStateMachine):
         tokens=st.sampled_from([1, 5, 90]),
         priority=st.integers(-1, 1),
         tenant=st.sampled_from(["", "a"]),
+        pooling=st.sampled_from([None, None, None, *Pooling]),
     )
-    def send(self, length: int, family: int, tokens: int, priority: int, tenant: str) -> None:
+    def send(self, length: int, family: int, tokens: int, priority: int, tenant: str, pooling: Pooling | None) -> None:
         fields = {
+            "pooling": pooling,
             "priority": priority if self.priorities else 0,
             "tenant": tenant,
             "ignore_eos": family == 3,

@@ -291,7 +291,8 @@ def mlp(ops: OpSet[V], spec: ModelSpec, i: int, h: V, x: V | None = None, fused:
 
 
 def head(ops: OpSet[V], spec: ModelSpec, x: V, num_tokens: int) -> V:
-    """The last norm, the logits of the rows that need them, and the draw."""
+    """The last norm, for the rows that pooled requests ask for and for those that need logits; logits and the draw."""
+    ops.hidden(x, "norm.weight", spec.norm_eps)
     x = norm(ops, spec, ops.gather_rows(x), "norm.weight")
     weight = "embed.weight" if spec.tied else "head.weight"
     logits = ops.logits(x, weight, spec.logit_scale, spec.logit_softcap)

@@ -147,10 +147,7 @@ def forward(ops: OpSet[V], spec: ModelSpec, num_tokens: int, qk_norm: bool) -> V
         h = ops.linear(h, [f"{mlp}.down.weight"])
         x = ops.rms_norm(h, f"{mlp}_post_norm.weight", spec.norm_eps, residual=x)
 
-    x = ops.rms_norm(ops.gather_rows(x), "norm.weight", spec.norm_eps)
-    logits = ops.logits(x, "embed.weight" if spec.tied else "head.weight", softcap=spec.logit_softcap)
-    ops.sample(logits, num_tokens)
-    return logits
+    return decoder.head(ops, spec, x, num_tokens)
 
 
 def _biases(attn: str, letters: str, has: bool) -> list[str] | None:

@@ -26,6 +26,8 @@ class CpuOps:
         self._program = program
         self._arena = arena
         self._layers = layer_groups
+        self.hidden_rows: int | None = None
+        """The buffer of `hidden`, once it is recorded."""
 
     def embed(self, weight: str, scale: float = 1.0) -> int:
         return self._program.embed(self._arena.weight(weight), scale)
@@ -75,6 +77,10 @@ class CpuOps:
 
     def gelu_mul(self, x: int) -> int:
         return self._program.activate(x, "gelu")
+
+    def hidden(self, x: int, weight: str, eps: float) -> int:
+        self.hidden_rows = self._program.hidden(x, self._arena.weight(weight), eps)
+        return self.hidden_rows
 
     def gather_rows(self, x: int) -> int:
         return self._program.gather_rows(x)

@@ -1,7 +1,7 @@
 """The op set on arrays: computes at once, for the batch given to `begin`.
 
 Owns the pages and the last step's draws. Life: made once a model; `begin(batch)`, the model's forward pass, then
-`drawn` and `last_logits`. Off switch: `ExecutionConfig.backend`.
+`drawn`, `last_logits` and `last_hidden`. Off switch: `ExecutionConfig.backend`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class ReferenceBatch:
     tables: Sequence[I32]
     logit_rows: I32
     samples: Sequence[ReferenceSample]
+    hidden_rows: I32 | None = None
+    """None: no row's."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class ReferenceOps:
         self._numerics = numerics
         self._batch: ReferenceBatch
         self.last_logits: F32
+        self.last_hidden: F32
         self.drawn: list[Drawn] = []
 
     def begin(self, batch: ReferenceBatch) -> None:
@@ -180,6 +183,12 @@ class ReferenceOps:
 
     def gelu_mul(self, x: F32) -> F32:
         return fn.gelu_mul(x, self._numerics.rounded)
+
+    def hidden(self, x: F32, weight: str, eps: float) -> F32:
+        rows = self._batch.hidden_rows
+        wanted = x[:0] if rows is None else x[rows]
+        self.last_hidden = fn.rms_norm(wanted, self._weights[weight], eps, False)
+        return self.last_hidden
 
     def gather_rows(self, x: F32) -> F32:
         return x[self._batch.logit_rows]
