@@ -10,7 +10,7 @@ size_t attention_scratch_bytes(int threads, int max_positions, int q_heads, int 
   if (naive) return (size_t)threads * ((size_t)max_positions + 4 * tile + (size_t)head_dim) * sizeof(float) + 4096;
   const size_t rows = (size_t)(q_heads > OCT_ATTN_ROWS ? q_heads : OCT_ATTN_ROWS) + 32;
   const size_t dims = ((size_t)head_dim + tile - 1) / tile * tile;
-  const size_t own = rows * (3 * dims + tile + 16 + 4 + 16) * sizeof(float) + 4096;
+  const size_t own = tile * dims * sizeof(float) + rows * (3 * dims + tile + 16 + 4 + 16) * sizeof(float) + 4096;
   return (size_t)threads * (own + OCT_ATTN_SPLIT_BYTES);
 }
 

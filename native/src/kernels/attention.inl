@@ -7,6 +7,8 @@
 #include "attention_shape.inl"
 
 #include "attention_dot.inl"
+
+#include "attention_many.inl"
 #if OCTAVO_AMX
 #include "attention_amx.inl"
 #endif

@@ -8,7 +8,7 @@ static float an_scores(const AttentionArgs& p, const AtShape& sh, const SeqRun* 
   F16 m = as_f(i_set((int32_t)0xff800000));
   for (int t = first; t <= last; t++) {
     float* x = s + (t - first) * 32;
-    at_scores_rows<1>(p.kv.f32, 1, q, sh.dq, at_tile(p.kv, seq, kv_head, t), 0, p.scale, x);
+    at_scores_rows<1>(p.kv.f32, 1, q, 32, sh.dq, at_tile(p.kv, seq, kv_head, t), 0, p.scale, x);
     at_mask(p, x, t * 32, position);
     m = f_max(m, f_max(f_load(x), f_load(x + 16)));
   }
@@ -24,7 +24,7 @@ static void an_row(const AttentionArgs& p, const AtShape& sh, const SeqRun* seq,
   AtShape one = sh;
   one.group = 1;
   u.head = head;
-  at_load_q(p, one, u, q);
+  at_load_q(p, one, u, q, 32);
   const float m = an_scores(p, sh, seq, position, head / sh.group, q, s);
   F16 l = f_zero();
   for (int i = 0; i < n; i += 16) {

@@ -10,9 +10,9 @@ struct AtShape {
   int slot;     // floats of a partition slot: m, l, padding to 16, then o
 };
 
-// A thread's own scratch; arrays are indexed by query row = row * group + head.
+// A thread's own scratch, `w` for a tile's keys or values as floats; the other arrays are indexed by query row = row * group + head.
 struct AtOwn {
-  float *q, *s, *o, *l, *m, *m_new, *a, *merged_o, *merged_m, *merged_l;
+  float *q, *s, *o, *l, *m, *m_new, *a, *merged_o, *merged_m, *merged_l, *w;
 };
 
 struct AtUnit {
@@ -43,13 +43,15 @@ OCT_INLINE size_t at_own_rows(const AtShape& s) { return (size_t)(s.rows + 15) /
 
 static size_t at_own_floats(const AtShape& s) {
   const size_t rows = at_own_rows(s);
-  return (rows * (size_t)(s.dq + 2 * s.dv + 32 + 16 + 5) + 63) / 16 * 16;
+  const size_t tile = (size_t)OCT_ATTN_TILE * (s.dq > s.dv ? s.dq : s.dv);
+  return tile + (rows * (size_t)(s.dq + 2 * s.dv + 32 + 16 + 5) + 63) / 16 * 16;
 }
 
 static AtOwn at_own(const AtShape& s, float* base) {
   const size_t rows = at_own_rows(s);
   AtOwn w;
-  w.s = base;
+  w.w = base;
+  w.s = w.w + OCT_ATTN_TILE * (s.dq > s.dv ? s.dq : s.dv);
   w.l = w.s + rows * 32;
   w.m = w.l + rows * 16;
   w.m_new = w.m + rows;

@@ -28,7 +28,7 @@ static void at_shared_load(const AttentionArgs& p, const AtShape& sh, const AtUn
       continue;
     }
 #endif
-    at_load_q(p, sh, one, q + (size_t)r * sh.group * sh.dq);
+    at_load_q(p, sh, one, at_query(p, sh, q, r * sh.group), at_query_block(sh));
   }
 }
 

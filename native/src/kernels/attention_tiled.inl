@@ -59,16 +59,23 @@ static void at_softmax(const AttentionArgs& p, const AtUnit& u, const AtOwn& w, 
   }
 }
 
-static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, float* q) {
+// Where query row i lies: on the float32 path rows are whole, on the bf16 path in blocks of 32 dims (attention_dot.inl).
+OCT_INLINE float* at_query(const AttentionArgs& p, const AtShape& sh, float* q, int i) {
+  return q + (size_t)i * (p.kv.f32 ? sh.dq : 32);
+}
+OCT_INLINE int64_t at_query_block(const AtShape& sh) { return (int64_t)at_own_rows(sh) * 32; }
+
+static void at_load_q(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, float* q, int64_t q_block) {
   for (int r = 0; r < u.count; r++) {
     const size_t row = (size_t)(u.seq->row + u.row + r) * p.ld_q;
-    for (int g = 0; g < sh.group; g++, q += sh.dq) {
+    for (int g = 0; g < sh.group; g++, q = at_query(p, sh, q, 1)) {
       const size_t at = row + (size_t)(u.head * sh.group + g) * sh.dq;
       for (int d = 0; d < sh.dq; d += 16) {
         const int n = sh.dq - d;
-        f_store_n(q + d,
-                  p.kv.f32 ? f_load_n((const float*)p.q + at + d, n, 0.0f) : bf16_load((const uint16_t*)p.q + at + d),
-                  n);
+        if (p.kv.f32)
+          f_store_n(q + d, f_load_n((const float*)p.q + at + d, n, 0.0f), n);
+        else
+          f_store(q + d / 32 * q_block + d % 32, bf16_load((const uint16_t*)p.q + at + d));
       }
     }
   }
@@ -85,7 +92,9 @@ static void at_scores(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
 #else
   (void)u;
 #endif
-  at_scores_rows<OCT_ATTN_R>(p.kv.f32, n, w.q + at * sh.dq, sh.dq, k, ahead, p.scale, w.s + at * 32);
+  const float* q = at_query(p, sh, w.q, at);
+  if (at_many(p, sh, n)) return at_scores_many(n, q, at_query_block(sh), sh.dq, k, ahead, p.scale, w.w, w.s + at * 32);
+  at_scores_rows<OCT_ATTN_R>(p.kv.f32, n, q, at_query_block(sh), sh.dq, k, ahead, p.scale, w.s + at * 32);
 }
 
 static void at_values(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, const AtOwn& w, int at, int n,
@@ -96,6 +105,7 @@ static void at_values(const AttentionArgs& p, const AtShape& sh, const AtUnit& u
 #else
   (void)u;
 #endif
+  if (at_many(p, sh, n)) return at_values_many(n, s, a, v, ahead, sh.dv, w.w, o);
   at_values_rows<OCT_ATTN_R>(p.kv.f32, n, s, a, v, ahead, sh.dv, o);
 }
 
@@ -217,7 +227,7 @@ static void at_run(const AttentionArgs& p, const AtShape& sh, const AtUnit& u, c
     amx_load_q(p, sh, u, (uint16_t*)w.q);
   else
 #endif
-    at_load_q(p, sh, u, w.q);
+    at_load_q(p, sh, u, w.q, at_query_block(sh));
   for (int part = u.part < 0 ? first : u.part; part <= (u.part < 0 ? end : u.part); part++) {
     at_partition(p, sh, u, w, part);
     at_finish(p, sh, u, w, part);
