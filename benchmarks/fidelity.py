@@ -88,11 +88,11 @@ def by_transformers(path: Path, ids: list[int]) -> Reading:
     return joined(parts)
 
 
-def by_octavo(path: Path, ids: list[int], precision: str = "float32") -> Reading:
+def by_octavo(path: Path, ids: list[int], precision: str = "float32", dequantisation: str = "expanded") -> Reading:
     """In steps of one request, as a prompt is computed in chunks."""
     tokens = -(-len(ids) // _STEP) * _STEP
     config = EngineConfig(
-        model=ModelConfig(path=str(path), precision=precision, max_model_len=tokens),
+        model=ModelConfig(path=str(path), precision=precision, dequantisation=dequantisation, max_model_len=tokens),
         kv=KVConfig(size_tokens=tokens),
         scheduler=SchedulerConfig(max_num_seqs=_STEP, max_num_batched_tokens=_STEP),
     )
@@ -135,6 +135,7 @@ def compare(path: Path, short: bool) -> dict[str, Any]:
         "perplexity": ours.perplexity,
         "transformers": theirs.perplexity,
         "bf16": by_octavo(path, ids, "bf16").perplexity,
+        "integer": by_octavo(path, ids, "bf16", "integer").perplexity,
         "apart": apart,
         "met": differing == 0 and apart < PERPLEXITY,
     }

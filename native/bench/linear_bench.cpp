@@ -3,13 +3,13 @@
 // product's least time over the repeats (weights come from memory: together they exceed the caches), so that other
 // programs on the machine disturb it little; the median step includes them.
 // Usage: linear_bench [isa] [threads] [repeats] [types: BF16, Q4_1, Q4_K, G4, ...; several joined by commas] [rows...]
+// A type followed by + is multiplied by integers, the head too.
 // Several types take turns, so that a disturbance meets all of them; each one's layers are also given as a ratio to the
 // first's. Where a type has blocks of 256, all use the nearest depths that are multiples of it.
 #include <immintrin.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,11 +18,12 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pack.h"
+#include "pool.h"
 #include "source.h"
 
 namespace {
@@ -40,7 +41,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 struct Matrix {
   PackedWeight weight;
-  std::unique_ptr<uint8_t, void (*)(void*)> data{nullptr, std::free};
+  octavo::Mapping data;
 };
 
 // Where a type's halves lie in its blocks; -1: floats at 0 and, for G4, 4.
@@ -78,7 +79,7 @@ Matrix make_matrix(SourceType type, int n, int k, std::mt19937& random) {
   Matrix m;
   const octavo::SourceInfo& info = octavo::source_info(type);
   const size_t bytes = octavo::packed_bytes(info.kind, n, k);
-  m.data.reset((uint8_t*)std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+  m.data = octavo::Mapping::zeroed(bytes);
   std::vector<uint8_t> source(octavo::source_row_bytes(type, k) * n);
   for (auto& b : source) b = (uint8_t)random();
   if (octavo::quantised(type)) {
@@ -86,45 +87,24 @@ Matrix make_matrix(SourceType type, int n, int k, std::mt19937& random) {
   } else {
     for (size_t i = 0; i < source.size(); i += info.bytes) source[i + info.bytes - 1] = 0x3c;
   }
-  octavo::pack(type, info.kind, n, k, source.data(), m.data.get());
-  m.weight = {info.kind, n, k, m.data.get()};
+  octavo::pack(type, info.kind, n, k, source.data(), m.data.data());
+  m.weight = {info.kind, n, k, m.data.data()};
   return m;
 }
 
 // Runs one function on every member at once.
 class Crew {
  public:
-  explicit Crew(int size) : size_(size) {
-    for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { loop(i); });
-  }
-  ~Crew() {
-    stop_ = true;
-    run([](int) {});
-    for (auto& t : threads_) t.join();
-  }
-  void run(std::function<void(int)> f) {
-    job_ = std::move(f);
-    left_.store(size_ - 1);
-    epoch_.fetch_add(1);
-    job_(0);
-    while (left_.load() > 0) _mm_pause();
+  explicit Crew(int size) : threads_(size, size) {}
+  void run(std::function<void(const octavo::Team&)> f) {
+    threads_.run([](void* self, const octavo::Team& team) {
+      _mm_setcsr(_mm_getcsr() | 0x8040);
+      (*(std::function<void(const octavo::Team&)>*)self)(team);
+    }, &f);
   }
 
  private:
-  void loop(int rank) {
-    _mm_setcsr(_mm_getcsr() | 0x8040);
-    for (int seen = 0; !stop_;) {
-      while (epoch_.load() == seen) _mm_pause();
-      seen = epoch_.load();
-      job_(rank);
-      left_.fetch_sub(1);
-    }
-  }
-  int size_;
-  std::function<void(int)> job_;
-  std::atomic<int> epoch_{0}, left_{0};
-  std::atomic<bool> stop_{false};
-  std::vector<std::thread> threads_;
+  octavo::ThreadPool threads_;
 };
 
 // Independent multiply-add chains in 256-bit registers: GFLOP/s of one thread.
@@ -168,7 +148,7 @@ double measure_peak(Crew& crew, int threads, bool wide) {
   double best = 0;
   for (int i = 0; i < 50; i++) {
     std::vector<double> each(threads);
-    crew.run([&](int rank) { each[rank] = wide ? peak_avx512() : peak_avx2(); });
+    crew.run([&](const octavo::Team& team) { each[team.rank] = wide ? peak_avx512() : peak_avx2(); });
     double sum = 0;
     for (double v : each) sum += v;
     best = std::max(best, sum);
@@ -178,6 +158,7 @@ double measure_peak(Crew& crew, int threads, bool wide) {
 
 struct Step {
   std::string name;
+  bool integer = false;
   std::vector<Matrix> layers;
   std::vector<double> least, totals;
 };
@@ -185,16 +166,16 @@ struct Step {
 struct Rows {
   std::vector<uint16_t> src;
   std::vector<float> dst;
+  octavo::Mapping converted;
 };
 
 // Runs every product once and keeps each one's least time, the head's last.
-void run_step(const octavo::Kernels& kernels, Step& step, const Matrix& head, Rows& io, Crew& crew, int threads,
-              int rows) {
+void run_step(const octavo::Kernels& kernels, Step& step, const Matrix& head, Rows& io, Crew& crew, int rows) {
   double total = 0;
   for (size_t i = 0; i <= step.layers.size(); i++) {
     const Matrix& m = i < step.layers.size() ? step.layers[i] : head;
     const double start = now();
-    crew.run([&](int rank) {
+    crew.run([&](const octavo::Team& team) {
       octavo::LinearArgs args{};
       args.weight = &m.weight;
       args.src = io.src.data();
@@ -202,7 +183,9 @@ void run_step(const octavo::Kernels& kernels, Step& step, const Matrix& head, Ro
       args.rows = rows;
       args.ld_src = kMaxK;
       args.ld_dst = m.weight.n;
-      kernels.linear(args, octavo::Team{rank, threads, nullptr});
+      args.integer = step.integer;
+      args.converted = io.converted.data();
+      kernels.linear(args, team);
     });
     const double seconds = now() - start;
     step.least[i] = std::min(step.least[i], seconds);
@@ -218,11 +201,17 @@ const octavo::Kernels* find(const std::string& isa) {
   return &octavo::kKernelsAvx2;
 }
 
-std::vector<SourceType> parse_types(const std::string& list) {
-  std::vector<SourceType> types;
+struct Way {
+  SourceType type;
+  bool integer;
+};
+
+std::vector<Way> parse_types(const std::string& list) {
+  std::vector<Way> types;
   for (size_t at = 0; at <= list.size();) {
     const size_t end = std::min(list.find(',', at), list.size());
-    types.push_back(octavo::source_type(list.substr(at, end - at)));
+    const bool integer = list[end - 1] == '+';
+    types.push_back({octavo::source_type(list.substr(at, end - at - integer)), integer});
     at = end + 1;
   }
   return types;
@@ -249,19 +238,20 @@ void report(std::vector<Step>& steps, int rows, double layer_flops, double head_
 int main(int argc, char** argv) {
   const std::string isa = argc > 1 ? argv[1] : "avx2";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2, repeats = argc > 3 ? std::atoi(argv[3]) : 5;
-  const std::vector<SourceType> types = parse_types(argc > 4 ? argv[4] : "Q4_1");
+  const std::vector<Way> types = parse_types(argc > 4 ? argv[4] : "Q4_1");
   std::vector<int> all_rows;
   for (int i = 5; i < argc; i++) all_rows.push_back(std::atoi(argv[i]));
   if (all_rows.empty()) all_rows = {1, 2, 4, 8, 16, 32, 64, 128, 512};
   _mm_setcsr(_mm_getcsr() | 0x8040);
   std::mt19937 random(7);
   bool whole = false;
-  for (SourceType t : types) whole = whole || octavo::source_info(t).values == 256;
+  for (const Way& t : types) whole = whole || octavo::source_info(t.type).values == 256;
   std::vector<Step> steps;
   double layer_flops = 0;
-  for (SourceType t : types) {
+  for (const auto& [t, integer] : types) {
     Step step;
-    step.name = octavo::source_info(t).name;
+    step.name = octavo::source_info(t).name + std::string(integer ? "+" : "");
+    step.integer = integer;
     layer_flops = 0;
     for (int l = 0; l < kLayers; l++)
       for (const auto& s : kShapes) {
@@ -276,6 +266,7 @@ int main(int argc, char** argv) {
   io.src.resize((size_t)most * kMaxK);
   for (auto& v : io.src) v = (uint16_t)(0x3c00 + random() % 0x300 + (random() % 2 << 15));
   io.dst.resize((size_t)most * kVocab);
+  io.converted = octavo::Mapping::zeroed(octavo::integer_bytes(most, kMaxK));
 
   Crew crew(threads);
   const double peak = measure_peak(crew, threads, isa == "avx512" || isa == "amx");
@@ -287,7 +278,7 @@ int main(int argc, char** argv) {
       step.totals.clear();
     }
     for (int i = 0; i < repeats; i++)
-      for (Step& step : steps) run_step(*find(isa), step, head, io, crew, threads, rows);
+      for (Step& step : steps) run_step(*find(isa), step, head, io, crew, rows);
     report(steps, rows, layer_flops, 2.0 * kVocab * kHidden, peak);
   }
   return 0;

@@ -280,8 +280,15 @@ struct Program::Step {
   void linear(const Op& op, const Team& team) const {
     const Buffer &s = at(op.src), &d = at(op.dst);
     int64_t offset = 0;
+    const WeightRef* before = nullptr;
     for (const WeightRef& w : op.weights) {
       LinearArgs a{};
+      a.integer = p.limits_.integer;
+      a.converted = p.integer_scratch_.data();
+      a.is_converted = before && before->packed.kind == w.packed.kind;
+      // Rows are converted anew in the same place: nobody may still read them.
+      if (a.integer && before && !a.is_converted) team.barrier();
+      before = &w;
       a.weight = &w.packed;
       a.src = s.data;
       a.bias = op.bias ? op.bias + offset : nullptr;
@@ -314,6 +321,7 @@ struct Program::Step {
     a.act = op.index;
     a.renormalise = op.renormalise;
     a.f32 = !s.bf16;
+    a.integer = p.limits_.integer;
     moe_layout(shape, p.moe_scratch_.data(), &a.scratch);
     p.kernels_.moe(a, team);
   }

@@ -92,7 +92,11 @@ struct LinearArgs {
   float* dst;             // [rows, ld_dst]; already offset to this weight's first column
   int32_t rows, ld_src, ld_dst;
   bool src_f32;
-  float scale = 1.0f;  // 1: not multiplied
+  float scale = 1.0f;   // 1: not multiplied
+  bool integer = false; // quantised weights are multiplied as integers
+  // A team of several converts rows there (integer_bytes()), if they are not converted for this kind already.
+  void* converted = nullptr;
+  bool is_converted = false;
 };
 
 struct ActArgs {  // dst = act(src[:, 0:cols]) * src[:, cols:2 cols]
@@ -113,7 +117,7 @@ struct MoeArgs {
   int32_t rows, ld_src, ld_dst, top_k;
   int32_t chunk;  // rows at once: those of `scratch`
   int32_t act;    // as ActArgs::act
-  bool renormalise, f32;
+  bool renormalise, f32, integer;
   MoeScratch scratch;
 };
 
@@ -260,6 +264,9 @@ struct Kernels {
   void (*enter)();
   void (*leave)();
 };
+
+// Bytes of LinearArgs::converted for rows of k inputs.
+static constexpr size_t integer_bytes(int64_t rows, int64_t k) { return (size_t)(rows * (k / 32) * 64); }
 
 // Bytes of AttentionArgs::scratch for a team of `threads` and contexts up to `max_positions`.
 size_t attention_scratch_bytes(int threads, int max_positions, int q_heads, int head_dim, int max_rows, bool naive);

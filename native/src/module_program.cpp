@@ -172,7 +172,7 @@ struct PyProgram {
 
   PyProgram(const std::string& isa, int threads, int max_rows, int max_logit_rows, int max_positions, bool f32,
             bool naive, std::vector<std::shared_ptr<KVPool>> pools,
-            const std::vector<std::pair<Floats2, Floats2>>& tables) {
+            const std::vector<std::pair<Floats2, Floats2>>& tables, bool integer) {
     const Kernels* kernels = find_kernels(isa);
     if (!kernels) {
       std::string known;
@@ -187,7 +187,7 @@ struct PyProgram {
       ropes.push_back({(int64_t)cos.shape(0), (int64_t)cos.shape(1), cos.data(), sin.data(),
                        std::make_shared<std::pair<Floats2, Floats2>>(cos, sin)});
     }
-    const Limits limits{threads, max_rows, max_logit_rows, max_positions, f32, naive};
+    const Limits limits{threads, max_rows, max_logit_rows, max_positions, f32, naive, integer};
     for (const auto& pool : pools) {
       if (!pool) throw std::invalid_argument("pools must not hold None");
     }
@@ -356,9 +356,9 @@ void bind_program(nb::module_& m) {
   bind_batch(m);
   nb::class_<PyProgram> c(m, "Program");
   c.def(nb::init<const std::string&, int, int, int, int, bool, bool, std::vector<std::shared_ptr<KVPool>>,
-                 const std::vector<std::pair<Floats2, Floats2>>&>(),
+                 const std::vector<std::pair<Floats2, Floats2>>&, bool>(),
         "isa"_a, "threads"_a, "max_rows"_a, "max_logit_rows"_a, "max_positions"_a, "float32"_a, "naive_attention"_a,
-        "pools"_a, "ropes"_a);
+        "pools"_a, "ropes"_a, "integer_products"_a = false);
   bind_recording(c);
   c.def_prop_ro("num_ops", [](const PyProgram& p) { return p.program->ops().size(); })
       .def_prop_ro("op_names", &op_names)

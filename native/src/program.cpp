@@ -112,12 +112,14 @@ void Program::place_buffers() {
 void Program::plan() {
   if (planned_) return;
   place_buffers();
-  size_t attention = 0, sampling = 0, moe = 0;
+  size_t attention = 0, sampling = 0, moe = 0, integer = 0;
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kAttention) {
       attention = std::max(
           attention, attention_scratch_bytes(limits_.threads, limits_.max_positions, op.q_heads,
                                              pools_[(size_t)op.group]->head_dim, limits_.max_rows, limits_.naive));
+    } else if (op.kind == OpKind::kLinear && limits_.integer) {
+      integer = std::max(integer, integer_bytes(buffer(op.src).rows, op.weights[0].packed.k));
     } else if (op.kind == OpKind::kMoe) {
       moe = std::max(moe, moe_layout(moe_shape(op), nullptr, nullptr));
     } else if (op.kind == OpKind::kSample) {
@@ -127,6 +129,7 @@ void Program::plan() {
   attention_scratch_ = Mapping::zeroed(attention);
   sample_scratch_ = Mapping::zeroed(sampling);
   moe_scratch_ = Mapping::zeroed(moe);
+  integer_scratch_ = Mapping::zeroed(integer);
   seconds_.assign(ops_.size(), 0.0);
   runs_.resize(pools_.size());
   shared_runs_.resize(pools_.size());
@@ -137,7 +140,8 @@ void Program::plan() {
 size_t Program::workspace_bytes() {
   require(!busy_, "the program is running");
   plan();
-  size_t total = workspace_.size() + attention_scratch_.size() + sample_scratch_.size() + moe_scratch_.size();
+  size_t total = workspace_.size() + attention_scratch_.size() + sample_scratch_.size() + moe_scratch_.size() +
+                 integer_scratch_.size();
   for (const Buffer& b : buffers_) total += b.own.size();
   return total;
 }

@@ -21,6 +21,7 @@ namespace octavo {
 struct Limits {
   int threads, max_rows, max_logit_rows, max_positions;
   bool f32, naive;
+  bool integer = false;  // quantised weights are multiplied as integers
 };
 
 // Rotation tables, float [positions, half], in memory that `owner` keeps alive: long contexts make them large.
@@ -185,7 +186,7 @@ class Program {
   std::unique_ptr<ThreadPool> threads_;
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
-  Mapping workspace_, attention_scratch_, sample_scratch_, moe_scratch_;
+  Mapping workspace_, attention_scratch_, sample_scratch_, moe_scratch_, integer_scratch_;
   bool planned_ = false;
   std::atomic<bool> busy_{false};
   // Of the step that runs.

@@ -153,6 +153,7 @@ class Program:
         naive_attention: bool,
         pools: Sequence[KVPool],
         ropes: Sequence[tuple[Any, Any]],
+        integer_products: bool = False,
     ) -> None:
         """ropes: (cos, sin) of each rotary table, float32 [max_positions, rotary / 2]; not copied, must not change."""
     # recording

@@ -57,6 +57,10 @@ def _float32(config: EngineConfig) -> EngineConfig:
     return replace(config, model=replace(config.model, precision="float32"))
 
 
+def _integer(config: EngineConfig) -> EngineConfig:
+    return replace(config, model=replace(config.model, dequantisation="integer"))
+
+
 TECHNIQUES = (
     Technique("static batching", "--policy static", _scheduler(policy="static")),
     Technique("whole prompts", "--no-chunked-prefill", _scheduler(chunked_prefill=False)),
@@ -70,6 +74,7 @@ TECHNIQUES = (
     Technique("no shared prefixes", "--no-shared-prefix-attention", _execution(shared_prefix_attention=False)),
     Technique("naive attention", "--attention naive", _execution(attention="naive"), numerics=True),
     Technique("float32", "--precision float32", _float32, numerics=True),
+    Technique("integer products", "--dequantisation integer", _integer, numerics=True),
     Technique("program off", "--no-program", _execution(program=False)),
     Technique("one thread", "--threads 1", _execution(threads=1)),
     Technique("portable kernels", "--isa portable", _execution(isa="portable")),

@@ -57,6 +57,9 @@ class ModelConfig:
     """Name shown by the API; None: the file's or directory's name."""
     precision: str = "bf16"
     """"bf16", or "float32" (float32 activations and KV pages; slow; for checking against other engines)."""
+    dequantisation: str = "expanded"
+    """"expanded" (quantised weights become bf16 inside products), or "integer" (their codes are multiplied with inputs
+    that become bytes, 32 by 32: a numerics configuration of its own)."""
     max_model_len: int | None = None
     """Longest prompt + output, tokens. None: the model's context, or what the KV pool holds if that is less."""
     generation_config: str = "model"
@@ -294,6 +297,11 @@ def check_choices(config: EngineConfig) -> None:
             raise ConfigError(f"{flag} {value} is outside {low} to {high}; {near} would work")
 
     one_of("--precision", config.model.precision, ("bf16", "float32"))
+    one_of("--dequantisation", config.model.dequantisation, ("expanded", "integer"))
+    if config.model.dequantisation == "integer" and config.model.precision == "float32":
+        raise ConfigError("--dequantisation integer rounds what --precision float32 keeps; leave one of them out")
+    if config.model.dequantisation == "integer" and config.execution.backend == "reference":
+        raise ConfigError("--backend reference expands weights; leave --dequantisation integer out")
     one_of("--generation-config", config.model.generation_config, ("model", "none"))
     one_of("--prefix-cache-scope", config.kv.prefix_scope, ("tenant", "shared"))
     one_of("--eviction", config.kv.eviction, ("cost", "lru"))

@@ -52,10 +52,11 @@ def program(
     pools: Sequence[_native.KVPool] = (),
     rotary: int = 2,
     ropes: Sequence[tuple[F32, F32]] | None = None,
+    integer: bool = False,
 ) -> _native.Program:
     """One rotary table of width `rotary`, or those given."""
     tables = [rope_tables(positions, rotary)] if ropes is None else list(ropes)
-    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), tables)
+    return _native.Program(isa, threads, rows, logit_rows, positions, float32, naive, list(pools), tables, integer)
 
 
 def batch(

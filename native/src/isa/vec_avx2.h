@@ -140,4 +140,44 @@ OCT_INLINE F16 half_load(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 
+// Of all lanes.
+OCT_INLINE int32_t i_sum(I16 x) {
+  const __m256i s = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+// Lanes in [-128, 127] as 16 bytes, `order` naming the lane of each.
+OCT_INLINE void i8_store(void* p, I16 x, const uint8_t* order) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i*)p, _mm_shuffle_epi8(bytes, _mm_loadu_si128((const __m128i*)order)));
+}
+// Bytes [4][16] as 16 columns of 4.
+OCT_INLINE I16 i_columns(const uint8_t* p) {
+  const __m128i a = _mm_loadu_si128((const __m128i*)p), b = _mm_loadu_si128((const __m128i*)(p + 16));
+  const __m128i c = _mm_loadu_si128((const __m128i*)(p + 32)), d = _mm_loadu_si128((const __m128i*)(p + 48));
+  const __m128i ab = _mm_unpacklo_epi8(a, b), cd = _mm_unpacklo_epi8(c, d);
+  const __m128i ab2 = _mm_unpackhi_epi8(a, b), cd2 = _mm_unpackhi_epi8(c, d);
+  return {_mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd)),
+          _mm256_set_m128i(_mm_unpackhi_epi16(ab2, cd2), _mm_unpacklo_epi16(ab2, cd2))};
+}
+
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// kOffset: what `signed_codes` adds to signed codes.
+struct DotPairs {
+  static constexpr int kOffset = 0;
+  OCT_INLINE I16 signed_codes(I16 x) { return x; }
+  OCT_INLINE __m256i half(__m256i sum, __m256i u, __m256i v) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, v), _mm256_set1_epi16(1)));
+  }
+  template <bool kSigned>
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
+    const __m256i v = _mm256_set1_epi32(*x);
+    if (!kSigned) return {half(sum.a, codes.a, v), half(sum.b, codes.b, v)};
+    return {half(sum.a, _mm256_abs_epi8(codes.a), _mm256_sign_epi8(v, codes.a)),
+            half(sum.b, _mm256_abs_epi8(codes.b), _mm256_sign_epi8(v, codes.b))};
+  }
+};
+
 #include "vec_common.h"

@@ -87,4 +87,46 @@ OCT_INLINE I16 i_lookup(const uint8_t* table, I16 x) {
 OCT_INLINE void u16_store(uint16_t* p, I16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x.v)); }
 OCT_INLINE F16 half_load(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 
+// Of all lanes.
+OCT_INLINE int32_t i_sum(I16 x) { return _mm512_reduce_add_epi32(x.v); }
+// Lanes in [-128, 127] as 16 bytes, `order` naming the lane of each.
+OCT_INLINE void i8_store(void* p, I16 x, const uint8_t* order) {
+  const __m128i order16 = _mm_loadu_si128((const __m128i*)order);
+  _mm_storeu_si128((__m128i*)p, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x.v), order16));
+}
+// Bytes [4][16] as 16 columns of 4.
+OCT_INLINE I16 i_columns(const uint8_t* p) {
+  const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  return {_mm512_shuffle_epi8(_mm512_permutexvar_epi32(words, _mm512_loadu_si512(p)), bytes)};
+}
+
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// kOffset: what `signed_codes` adds to signed codes.
+struct DotPairs {
+  static constexpr int kOffset = 0;
+  OCT_INLINE I16 signed_codes(I16 x) { return x; }
+  template <bool kSigned>
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
+    const __m512i v = _mm512_set1_epi32(*x);
+    __m512i u = codes.v, w = v;
+    if (kSigned) {
+      u = _mm512_abs_epi8(codes.v);
+      w = _mm512_mask_sub_epi8(v, _mm512_movepi8_mask(codes.v), _mm512_setzero_si512(), v);
+    }
+    const __m512i pairs = _mm512_maddubs_epi16(u, w);
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+  }
+};
+// The same by one instruction of AVX512-VNNI, written out: the file is compiled for machines without it too.
+struct DotInstruction {
+  static constexpr int kOffset = 128;
+  OCT_INLINE I16 signed_codes(I16 x) { return {_mm512_xor_si512(x.v, _mm512_set1_epi8((char)0x80))}; }
+  template <bool kSigned>
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(codes.v), "m"(*x));
+    return sum;
+  }
+};
+
 #include "vec_common.h"

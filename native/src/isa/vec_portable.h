@@ -150,4 +150,36 @@ OCT_INLINE F16 half_load(const uint16_t* p) {
   return {(oct_f16v)(bits | sign)};
 }
 
+// Of all lanes.
+OCT_INLINE int32_t i_sum(I16 x) {
+  int32_t s = 0;
+  for (int i = 0; i < 16; i++) s += x.v[i];
+  return s;
+}
+// Lanes in [-128, 127] as 16 bytes, `order` naming the lane of each.
+OCT_INLINE void i8_store(void* p, I16 x, const uint8_t* order) {
+  for (int i = 0; i < 16; i++) ((int8_t*)p)[i] = (int8_t)x.v[order[i]];
+}
+// Bytes [4][16] as 16 columns of 4.
+OCT_INLINE I16 i_columns(const uint8_t* p) {
+  uint8_t bytes[64];
+  for (int i = 0; i < 64; i++) bytes[i] = p[i % 4 * 16 + i / 4];
+  return i_load((const int32_t*)bytes);
+}
+
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// kOffset: what `signed_codes` adds to signed codes.
+struct DotPairs {
+  static constexpr int kOffset = 0;
+  OCT_INLINE I16 signed_codes(I16 x) { return x; }
+  template <bool kSigned>
+  static inline I16 add(I16 sum, I16 codes, const int32_t* x) {
+    int8_t w[64], q[4];
+    __builtin_memcpy(w, &codes.v, 64);
+    __builtin_memcpy(q, x, 4);
+    for (int i = 0; i < 64; i++) sum.v[i / 4] += w[i] * q[i % 4];
+    return sum;
+  }
+};
+
 #include "vec_common.h"

@@ -209,6 +209,7 @@ static void amx_block(const LinearArgs& a, const AmxScratch& s, int64_t block) {
 }
 
 static void k_linear(const LinearArgs& a, const Team& team) {
+  if (linear_integer(a, team)) return;
   if (a.rows == 1 || a.src_f32 || a.weight->kind == WeightKind::kF32) return linear_lanes(a, team);
   const int64_t blocks = (a.weight->n + 15) / 16;
   int64_t block, end;

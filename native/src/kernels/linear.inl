@@ -201,6 +201,8 @@ OCT_INLINE int64_t piece_blocks(int64_t blocks, int threads) {
   return even < kLeast ? kLeast : even;
 }
 
+#include "kernels/linear_integer.inl"
+
 // Work is (row block, piece of column blocks), in this order, so that each thread converts a row block once.
 static void linear_lanes(const LinearArgs& a, const Team& team) {
   const bool few = is_few_rows(a);
@@ -234,5 +236,7 @@ static void linear_lanes(const LinearArgs& a, const Team& team) {
 }
 
 #if !OCTAVO_AMX
-static void k_linear(const LinearArgs& a, const Team& team) { linear_lanes(a, team); }
+static void k_linear(const LinearArgs& a, const Team& team) {
+  if (!linear_integer(a, team)) linear_lanes(a, team);
+}
 #endif

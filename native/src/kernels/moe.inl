@@ -99,6 +99,7 @@ OCT_INLINE void moe_product(const MoeArgs& a, const PackedWeight& weight, const 
   l.ld_src = (int32_t)ld_src;
   l.ld_dst = (int32_t)ld_dst;
   l.src_f32 = a.f32;
+  l.integer = a.integer;
   k_linear(l, kSolo);
 }
 

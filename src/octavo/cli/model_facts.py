@@ -112,7 +112,7 @@ def plan_facts(path: Path, engine: EngineConfig) -> PlanFacts:
         budget=plan.budget,
         kv_groups={group.name: group.bytes_per_token for group in plan.groups},
         kinds=dict(kinds),
-        rounding=plan.arena.rounding() if plan.arena is not None else None,
+        rounding=plan.arena.rounding(plan.config.model.dequantisation) if plan.arena is not None else None,
         sampling=plan.sampling.chosen(),
     )
 

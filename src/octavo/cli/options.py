@@ -63,6 +63,12 @@ _DEFAULTS = EngineConfig()
 _OPTIONS = [
     click.option("--name", default=None, help="Model name shown by the API."),
     click.option("--precision", default="bf16", show_default=True, help="bf16 or float32 (slow, for checking)."),
+    click.option(
+        "--dequantisation",
+        default=_DEFAULTS.model.dequantisation,
+        show_default=True,
+        help="Products of quantised weights: expanded (to bf16) or integer (inputs become bytes; faster).",
+    ),
     click.option("--max-model-len", type=int, default=None, help="Longest prompt + output, tokens [the model's]."),
     click.option(
         "--generation-config",
@@ -237,6 +243,7 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             path=model or "",
             name=values["name"],
             precision=values["precision"],
+            dequantisation=values["dequantisation"],
             max_model_len=values["max_model_len"],
             generation_config=values["generation_config"],
             chat_template=values["chat_template"],

@@ -88,6 +88,7 @@ class CpuForward:
             execution.attention == "naive",
             self.pools,
             rope_tables(spec, length),
+            config.model.dequantisation == "integer",
         )
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ops = CpuOps(self.program, arena, [places[i] for i in range(spec.layers)])

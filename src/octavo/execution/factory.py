@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.config import Budget, EngineConfig, Facts, KVShape, PoolSizes, check_choices, explain, resolve
+from octavo.config import Budget, EngineConfig, Facts, KVShape, ModelConfig, PoolSizes, check_choices, explain, resolve
 from octavo.execution import machine
 from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
@@ -100,7 +100,8 @@ def numerics_id(config: EngineConfig, spec: ModelSpec) -> str:
     digest = hashlib.sha256(repr(replace(served, ropes=ropes)).encode()).hexdigest()
     return (
         f"{config.execution.backend}/1 {config.model.precision} kv-{config.model.precision} "
-        f"attention-{config.execution.attention} tile-32 partition-512 expanded rope-{kinds} model-{digest[:16]}"
+        f"attention-{config.execution.attention} tile-32 partition-512 {config.model.dequantisation} "
+        f"rope-{kinds} model-{digest[:16]}"
     )
 
 
@@ -153,7 +154,7 @@ def _load(
         note_use(arena.path, plan.config.model.name or checkpoint.name, plan.config.model.path, layout_id())
     forward = CpuForward(plan.config, checkpoint.spec, checkpoint.num_tokens, arena, plan.groups, num_blocks)
     lines = [_kernels_line(plan.config)]
-    if note := plan.arena.rounding():
+    if note := plan.arena.rounding(plan.config.model.dequantisation):
         lines.append(f"numbers    {note}")
     if arena.problem:
         lines.append(f"cache      packed weights are kept in memory alone: {arena.problem}")
@@ -190,7 +191,12 @@ def _kernels_line(config: EngineConfig) -> str:
     execution = config.execution
     threads = f"{execution.threads} thread{'' if execution.threads == 1 else 's'}"
     program = "" if execution.program else ", one call an op"
-    return f"kernels    {execution.isa}, {threads}, {execution.attention} attention, {config.model.precision}{program}"
+    return f"kernels    {execution.isa}, {threads}, {execution.attention} attention, {_numbers(config.model)}{program}"
+
+
+def _numbers(model: ModelConfig) -> str:
+    products = "" if model.dequantisation == "expanded" else f", {model.dequantisation} products"
+    return f"{model.precision}{products}"
 
 
 def _info(plan: Plan, checkpoint: Checkpoint) -> ModelInfo:

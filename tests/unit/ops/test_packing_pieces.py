@@ -59,7 +59,9 @@ def test_every_type_is_packed_as_the_reference_reads_it(
         assert {e.kind for e in plan.entries.values()} == {"f32"}
     else:
         assert all(plan.entries[f"{s}.weight"].kind == s.lower() for s in QUANTISED)
-        assert f"{', '.join(sorted(QUANTISED)[:-1])} and Q8_0 weights keep their bits" in (plan.rounding() or "")
+        assert f"{', '.join(sorted(QUANTISED)[:-1])} and Q8_0 weights keep their bits" in (
+            plan.rounding("expanded") or ""
+        )
 
 
 def test_a_matrix_of_several_pieces_is_whole(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -79,7 +79,7 @@ class ArenaPlan:
     sources: tuple[str, ...]
     """Types of the matrices in the file."""
 
-    def rounding(self) -> str | None:
+    def rounding(self, dequantisation: str) -> str | None:
         """What the user must know of how this precision changes the file's values; None: nothing changes."""
         if self.precision == "float32":
             return None
@@ -89,7 +89,12 @@ class ArenaPlan:
         if rounded:
             parts.append(f"{_listed(rounded)} weights are rounded to bf16")
         if expanded:
-            parts.append(f"{_listed(expanded)} weights keep their bits and are rounded to bf16 inside products")
+            inside = (
+                "are rounded to bf16 inside products"
+                if dequantisation == "expanded"
+                else "are multiplied with inputs rounded to bytes"
+            )
+            parts.append(f"{_listed(expanded)} weights keep their bits and {inside}")
         return "; ".join(parts) or None
 
 
