@@ -37,8 +37,6 @@ EMULATED_ISAS = ("amx-emulated",)
 
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-
-
 _ORIGIN = re.compile(r"https?://[^/\s]+/?|[a-z-]+://[^\s]*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
@@ -58,8 +56,7 @@ class ModelConfig:
     precision: str = "bf16"
     """"bf16", or "float32" (float32 activations and KV pages; slow; for checking against other engines)."""
     dequantisation: str = "expanded"
-    """"expanded" (quantised weights become bf16 inside products), or "integer" (their codes are multiplied with inputs
-    that become bytes, 32 by 32: a numerics configuration of its own)."""
+    """"expanded" (weights become bf16 inside products) or "integer" (inputs become bytes; a numerics configuration)."""
     max_model_len: int | None = None
     """Longest prompt + output, tokens. None: the model's context, or what the KV pool holds if that is less."""
     generation_config: str = "model"
@@ -298,10 +295,9 @@ def check_choices(config: EngineConfig) -> None:
 
     one_of("--precision", config.model.precision, ("bf16", "float32"))
     one_of("--dequantisation", config.model.dequantisation, ("expanded", "integer"))
-    if config.model.dequantisation == "integer" and config.model.precision == "float32":
-        raise ConfigError("--dequantisation integer rounds what --precision float32 keeps; leave one of them out")
-    if config.model.dequantisation == "integer" and config.execution.backend == "reference":
-        raise ConfigError("--backend reference expands weights; leave --dequantisation integer out")
+    plain = config.model.precision == "bf16" and config.execution.backend == "cpu"
+    if config.model.dequantisation == "integer" and not plain:
+        raise ConfigError("--dequantisation integer is for --precision bf16 on --backend cpu; expanded would work")
     one_of("--generation-config", config.model.generation_config, ("model", "none"))
     one_of("--prefix-cache-scope", config.kv.prefix_scope, ("tenant", "shared"))
     one_of("--eviction", config.kv.eviction, ("cost", "lru"))
