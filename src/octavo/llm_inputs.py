@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import ServerConfig
+from octavo.llm_structure import Form
 from octavo.server.errors import ApiError
 from octavo.server.limits import (
     BIAS,
@@ -49,6 +50,8 @@ class Asked:
     options: TextOptions
     seed: int
     cache_salt: str
+    form: Form | None = None
+    """What the answer's text must be."""
 
 
 class Inputs:
@@ -96,7 +99,7 @@ class Inputs:
         with _refusals():
             return self._text.chat(chat_messages(check_chat({"messages": turns}), _CONFIG))
 
-    def ask(self, prompt: list[int], sampling: Mapping[str, Any]) -> Asked:
+    def ask(self, prompt: list[int], sampling: Mapping[str, Any], form: Form | None = None) -> Asked:
         """The call's parameters. None is the default; max_tokens None is the rest of the context."""
         if len(prompt) >= self._limits.max_model_len:
             raise ValueError(
@@ -117,7 +120,9 @@ class Inputs:
             params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG, words)
             options = text_options(body, body.logprobs, _CONFIG)
         seed = secrets.randbits(64) if seed is None else seed
-        return Asked(prompt, params, options, seed, body.cache_salt or "")
+        if form is not None:
+            raise ValueError("response_model and schema are not possible with this engine; leave them out")
+        return Asked(prompt, params, options, seed, body.cache_salt or "", form)
 
     def _value(self, name: str, value: Any) -> Any:
         """A keyword's value as the API's body has it."""

@@ -15,6 +15,7 @@ import pytest
 from octavo import LLM
 from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, SchedulerConfig, ServerConfig
 from octavo.llm import _Loading
+from octavo.llm_errors import LLMClosed, LLMFailed
 from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, sampling_params
 from octavo.server.protocol import CompletionBody, parse_completion
@@ -272,16 +273,16 @@ def test_a_bad_prompt_among_good_ones_leaves_nothing_running(llm: LLM) -> None:
 
 def test_a_failure_among_several_ends_the_others(model: Path) -> None:
     with load(model) as own:
-        collect = own._collect
+        close_one = own._close_one
         calls: list[Any] = []
 
         def failing(answer: Any) -> Any:
             calls.append(answer)
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return collect(answer)
+            return close_one(answer)
 
-        own._collect = failing  # type: ignore[method-assign]
+        own._close_one = failing  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             own.generate([[1], [2], [3]], max_tokens=500, ignore_eos=True)
         wait_until(lambda: idle(own), "the others left the engine", SECONDS)
@@ -318,7 +319,7 @@ def test_closing_ends_the_calls_of_other_threads(model: Path) -> None:
     for thread, raised in calls:
         thread.join(SECONDS)
         assert not thread.is_alive()
-        assert [(type(error), str(error)) for error in raised] == [(RuntimeError, "this LLM is closed")]
+        assert [(type(error), str(error)) for error in raised] == [(LLMClosed, "this LLM is closed")]
     for iterator in (stream, unstarted):
         with pytest.raises(RuntimeError, match="this LLM is closed"):
             next(iterator)
@@ -343,7 +344,8 @@ def test_an_engine_that_fails_fails_every_call(model: Path) -> None:
         for _ in range(2):
             thread, raised = in_thread(lambda: own.generate([1, 2]))
             thread.join(SECONDS)
-            assert [type(error) for error in raised] == [RuntimeError]
+            assert [type(error) for error in raised] == [LLMFailed]
+            assert isinstance(raised[0].__cause__, MemoryError)
             assert "make a new LLM" in str(raised[0])
 
 

@@ -129,7 +129,7 @@ def _name(value: dict[str, Any], batch: bool) -> str | int | None:
             None,
             batch,
         )
-    return name  # type: ignore[no-any-return]
+    return name
 
 
 def _batch_call(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from octavo.batch.answers import Result, answer, refusal, request_id
@@ -327,6 +328,9 @@ class _Run:
         if ready := self._order.finish(result):
             self._writer.put(b"".join(one.text for one in ready))
 
+    def _more_ended(self, than: int) -> bool:
+        return self._ended_lines > than
+
     async def _result(self, line: Line) -> Result:
         try:
             if line.raw is None:
@@ -341,7 +345,7 @@ class _Run:
             if status != 429 or not self._service.client.num_open():
                 break
             # The queue is full of this run's own lines: when one of them has ended there may be room.
-            await self._until(lambda ended=ended: self._ended_lines > ended)
+            await self._until(partial(self._more_ended, ended))
         if self._service.client.failure is not None:
             # It is the engine that has no answer, not the line.
             raise RunStopped(self._service.client.failure, 1)
