@@ -52,6 +52,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "absurd": lazy("absurd.absurd"),
     "abuse": lazy("abuse.abuse"),
     "nginx": lazy("nginx.nginx"),
+    "parity": lazy("parity.parity"),
     "disk-tier": lazy("disk_tier.disk_tier"),
     "load-memory": lazy("memory.load_memory"),
     "tests": lazy("rows.tests"),

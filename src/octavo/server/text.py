@@ -8,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from octavo.server.templates import ChatTemplate, ChatTemplateError
 from octavo.server.tools.definitions import NO_TOOLS, ToolPlan
 from octavo.server.tools.dialect import Dialect, dialect_of
 from octavo.server.tools.forms import HERMES, Form
+from octavo.server.tools.grammar import structure_of
 from octavo.server.tools.render import as_said, concerns_tools
-from octavo.server.tools.talk import MarkedTokens, Talk, marks, opens_thoughts
+from octavo.server.tools.talk import MarkedTokens, Talk, control_id, marks, opens_thoughts
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,11 @@ class ModelText:
         tokens = self._marked.get(texts)
         if tokens is None:
             tokens = self._marked[texts] = MarkedTokens(self._tokenizer, texts)
-        return Talk(tokens, plan, form, self._thoughts, self._thoughts and opens_thoughts(ending))
+        opened = self._thoughts and opens_thoughts(ending)
+        structure = None
+        if form is not None:
+            structure = structure_of(plan, form, self._thoughts, opened, partial(control_id, self._tokenizer))
+        return Talk(tokens, plan, form, self._thoughts, opened, structure)
 
     def _dialect(self, template: ChatTemplate) -> Dialect:
         """What a template can say of tools; found out once."""

@@ -12,7 +12,7 @@ import json
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -29,6 +29,8 @@ class Form:
     """A line that begins with an object, or a list of objects, is a call where its name is a tool's."""
     named: bool = False
     """The name may stand before the arguments, outside the object."""
+    apart: bool = False
+    """The model writes the name so."""
     arguments: str = "arguments"
     """The key that the arguments are written with."""
     separator: str = "\n"
@@ -49,13 +51,16 @@ class Form:
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Calls ({"name", "arguments"}) in this form, as an answer has them."""
+        if self.apart:
+            return "".join(f"{self.begin}{call['name']}{ARGS}{_text(call.get('arguments'))}" for call in calls)
         objects = [
             f'{{"name": {_json(call["name"])}, "{self.arguments}": {_text(call.get("arguments"))}}}' for call in calls
         ]
         if self.named:
             return f"{self.begin} [{', '.join(objects)}]"
-        inner = "\n" if self.end else ""
-        return self.separator.join(f"{self.begin}{inner}{each}{inner}{self.end}" for each in objects)
+        if self.bare:
+            return self.separator.join(objects)
+        return self.separator.join(f"{self.begin}\n{each}\n{self.end}" for each in objects)
 
 
 ARGS = "[ARGS]"
@@ -64,6 +69,8 @@ CALL_ID = "[CALL_ID]"
 HERMES = Form("hermes", "<tool_call>", "</tool_call>")
 LLAMA3 = Form("llama3", "<|python_tag|>", bare=True, arguments="parameters", separator="; ")
 MISTRAL = Form("mistral", "[TOOL_CALLS]", named=True, separator="", short_ids=True)
+MISTRAL_APART = replace(MISTRAL, apart=True)
+"""Of newer models: NAME[ARGS]{...}."""
 JSON = Form("json", bare=True)
 FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL, JSON)}
 
@@ -75,7 +82,8 @@ def taught_form(source: str) -> Form | None:
     """The form that a template's text shows; None where it shows one that is not read here."""
     if any(text in source for text in _UNKNOWN):
         return None
-    for text, form in (("[TOOL_CALLS]", MISTRAL), ("<tool_call>", HERMES), ("<|python_tag|>", LLAMA3)):
+    mistral = MISTRAL_APART if ARGS in source else MISTRAL
+    for text, form in (("[TOOL_CALLS]", mistral), ("<tool_call>", HERMES), ("<|python_tag|>", LLAMA3)):
         if text in source:
             return form
     return LLAMA3 if '"parameters": ' in source and '"arguments": ' not in source else JSON

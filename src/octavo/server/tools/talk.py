@@ -16,6 +16,7 @@ from octavo.server.tools.forms import Form
 from octavo.server.tools.parser import ToolParser
 from octavo.server.tools.parts import AnswerParts
 from octavo.server.tools.reasoning import CLOSE, OPEN, Reasoning
+from octavo.types import Structure
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Talk:
     """They are looked for."""
     opened: bool
     """The prompt ends within thoughts."""
+    structure: Structure | None = None
+    """What the answers are held to."""
 
     def parts(self) -> AnswerParts:
         """What takes one choice's text apart."""
@@ -48,13 +51,18 @@ class MarkedTokens:
 
     def __init__(self, tokenizer: Tokenizer, texts: Collection[str]) -> None:
         self._tokenizer = tokenizer
-        ids = (tokenizer.token_id(text) for text in texts)
-        self._kept = frozenset(token for token in ids if token is not None and tokenizer.is_special(token))
+        self._kept = frozenset(ident for text in texts if (ident := control_id(tokenizer, text)) is not None)
         self.token_bytes = tokenizer.token_bytes
 
     def is_special(self, token_id: int) -> bool:
         """A control token that is no mark."""
         return self._tokenizer.is_special(token_id) and token_id not in self._kept
+
+
+def control_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of a text that is a control token."""
+    ident = tokenizer.token_id(text)
+    return ident if ident is not None and tokenizer.is_special(ident) else None
 
 
 def opens_thoughts(prompt: str) -> bool:
