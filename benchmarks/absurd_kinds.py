@@ -147,7 +147,7 @@ def _words() -> dict[str, Make]:
         "long model": lambda rng: _completion(model="m" * rng.randint(513, 10_000)),
         "stream": lambda rng: _completion(stream="yes"),
         "stream_options": lambda rng: _completion(stream_options={"include_usage": True}),
-        "best_of": lambda rng: _completion(best_of=rng.randint(2, 10**6)),
+        "best_of": lambda rng: _completion(best_of=rng.randint(17, 10**6)),
         "template": lambda rng: _chat(chat_template="{{ ''.__class__.__mro__ }}"),
         "cache_salt": lambda rng: _completion(cache_salt="s" * 300),
         "audio": lambda rng: _chat(audio={"voice": "x"}),

@@ -128,7 +128,7 @@ def sse(rng: random.Random) -> None:
     options = TextOptions((), False, rng.random() < 0.5, 0, logprobs)
     count = rng.randint(1, 3)
     choices = {number: Choice(number, tokens, options) for number in range(count)}
-    job = Job([], choices, [1], count, True, False, 1)
+    job = Job([], choices, [1], count, True, False, 1, count, logprobs is not None)
     shape = rng.choice([ChatFormat, CompletionFormat])(job, rng.choice(["m", 'm"\n\u2028', "\U0001f600"]), tokens)
     ids = {number: [rng.randrange(45) for _ in range(rng.randint(1, 20))] for number in choices}
     raw = b""

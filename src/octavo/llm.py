@@ -100,10 +100,10 @@ class LLM:
     ) -> Any:
         """Continues one prompt (text or token ids) or several at once: a Completion, or a list of them.
 
-        Keywords: max_tokens (16; None: the rest of the context), temperature (1), top_k, top_p, min_p, seed, stop
-        (text), stop_token_ids, min_tokens, ignore_eos, logprobs, logit_bias (a dict), bad_words (texts),
-        allowed_token_ids, include_stop_str_in_output, skip_special_tokens, cache_salt, and the three penalties. None
-        is the default: what the model suggests (`info.sampling`), else as above.
+        Keywords: max_tokens (16; None: the rest of the context; 0: only with prompt_logprobs), temperature (1), top_k,
+        top_p, min_p, seed, stop (text), stop_token_ids, min_tokens, ignore_eos, logprobs, prompt_logprobs, logit_bias
+        (a dict), bad_words (texts), allowed_token_ids, include_stop_str_in_output, skip_special_tokens, cache_salt,
+        and the three penalties. None is the default: what the model suggests (`info.sampling`), else as above.
 
         response_model (a pydantic class) or schema (a JSON schema) says what the answer's text must be; `parsed` of
         the Completion then is what it says. docs/offline.md lists what may be raised.
@@ -216,7 +216,8 @@ class LLM:
             seed=asked.seed,
             cache_salt=asked.cache_salt,
         )
-        return Answer(request, Choice(0, self._text.tokens, asked.options), asked.form)
+        told = asked.telling.told(asked.prompt, None)
+        return Answer(request, Choice(0, self._text.tokens, asked.options, prompt=told), asked.form)
 
     def _submit(self, asked: Asked) -> _Waiting:
         waiting = _Waiting(self, self._answer(asked), ThreadMailbox())

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from octavo.llm_errors import RequestFailed
 from octavo.llm_structure import Form
 from octavo.server.choice import Choice, TokenEntry
-from octavo.types import NewRequest, TokenDelta
+from octavo.types import NewRequest, TokenDelta, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Completion:
     cached_tokens: int
     """Prompt tokens taken from the prefix cache."""
     logprobs: tuple[TokenEntry, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Where asked for: of every prompt token; the first has none."""
     form: Form | None = field(default=None, repr=False, compare=False)
     """What `response_model` or `schema` asked for."""
 
@@ -101,6 +103,7 @@ class Answer:
         self._form = form
         self._tokens: list[int] = []
         self._entries: list[TokenEntry] = []
+        self._prompt_logprobs: list[TokenLogprobs | None] = []
         self._texts: list[str] = []
         self._finish_reason = ""
 
@@ -113,6 +116,7 @@ class Answer:
         self._tokens.extend(delta.tokens)
         piece = self._choice.feed(delta)
         self._entries.extend(piece.entries)
+        self._prompt_logprobs.extend(scores for _, scores in piece.prompt_logprobs or ())
         if piece.error is not None:
             raise RequestFailed(piece.error, piece.code)
         if piece.finish_reason is not None:
@@ -130,6 +134,7 @@ class Answer:
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self._choice.cached_tokens,
             logprobs=tuple(self._entries),
+            prompt_logprobs=tuple(self._prompt_logprobs),
             form=self._form,
         )
 

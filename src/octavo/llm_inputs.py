@@ -28,7 +28,8 @@ from octavo.server.limits import (
     TOKEN_ID,
     Range,
 )
-from octavo.server.params import ModelLimits, TextOptions, bad_words, sampling_params, text_options
+from octavo.server.params import ModelLimits, TextOptions, bad_words, prompt_telling, sampling_params, text_options
+from octavo.server.prompt_told import Telling
 from octavo.server.prompts import chat_messages
 from octavo.server.protocol import CompletionBody, check_chat
 from octavo.server.text import ModelText
@@ -50,6 +51,8 @@ class Asked:
     options: TextOptions
     seed: int
     cache_salt: str
+    telling: Telling
+    """What the answer tells of the prompt."""
     form: Form | None = None
     """What the answer's text must be."""
 
@@ -101,10 +104,11 @@ class Inputs:
 
     def ask(self, prompt: list[int], sampling: Mapping[str, Any], form: Form | None = None) -> Asked:
         """The call's parameters. None is the default; max_tokens None is the rest of the context."""
-        if len(prompt) >= self._limits.max_model_len:
+        room = self._limits.max_model_len - (sampling.get("max_tokens") != 0)
+        if len(prompt) > room:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens, and prompt and answer together may have "
-                f"{self._limits.max_model_len}; {self._limits.max_model_len - 1} or fewer would work"
+                f"{self._limits.max_model_len}; {room} or fewer would work"
             )
         values = {name: value for name, value in sampling.items() if value is not None}
         if unknown := sorted(set(sampling) - set(KEYWORDS)):
@@ -116,13 +120,14 @@ class Inputs:
             body = CompletionBody(prompt=prompt, **fields)
             if body.logprobs is not None and body.logprobs > _CONFIG.max_logprobs:
                 raise ApiError(f"logprobs is {body.logprobs}; 0 to {_CONFIG.max_logprobs} would work.")
+            telling = prompt_telling(body, body.logprobs, _CONFIG)
             words = bad_words(body, self._text.spellings, _CONFIG)
-            params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG, words)
+            params = sampling_params(body, len(prompt), body.logprobs, self._limits, _CONFIG, words, telling.wanted)
             options = text_options(body, body.logprobs, _CONFIG)
         seed = secrets.randbits(64) if seed is None else seed
         if form is not None:
             raise ValueError("response_model and schema are not possible with this engine; leave them out")
-        return Asked(prompt, params, options, seed, body.cache_salt or "", form)
+        return Asked(prompt, params, options, seed, body.cache_salt or "", telling, form)
 
     def _value(self, name: str, value: Any) -> Any:
         """A keyword's value as the API's body has it."""

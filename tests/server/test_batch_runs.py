@@ -126,7 +126,7 @@ def test_wrong_lines_are_told_and_stop_nothing(model: Path, tmp_path: Path) -> N
         {"prompt": "x " * 3000},
         {"prompt": "a" * 5_000_000},
         {"custom_id": "c", "url": CHAT, "body": {"model": "other", "messages": []}},
-        {"prompt": "four", "best_of": 3},
+        {"prompt": "four", "best_of": 17},
         "five",
         '"five"',
     ]

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from octavo.config import EngineConfig
 from octavo.engine import guard
 from octavo.engine.process import serve
@@ -87,8 +89,21 @@ class Echo:
         return None
 
     def _output(self, work: SeqWork) -> SeqOutput:
-        if not work.sample:
-            return SeqOutput()
+        scores = self._scores(work) if work.score != (0, 0) else None
+        output = self._drawn(work) if work.sample else SeqOutput()
+        return msgspec.structs.replace(output, prompt_logprobs=scores)
+
+    def _scores(self, work: SeqWork) -> tuple[TokenLogprobs, ...]:
+        """As those of drawn tokens."""
+        new = self._slots[work.slot][0]
+        alternatives = new.params.prompt_logprobs or 0
+        tops = [
+            [(new.tokens[p + 1] + i) % self.info.num_tokens for i in range(alternatives)] for p in range(*work.score)
+        ]
+        values = [-0.5 - i for i in range(alternatives)]
+        return tuple(TokenLogprobs(-0.5, top, values, 1) for top in tops)
+
+    def _drawn(self, work: SeqWork) -> SeqOutput:
         new, prompt, generated = self._slots[work.slot]
         if prompt and prompt[0] in (FAIL, DIE) and generated == prompt[1]:
             if prompt[0] == DIE:

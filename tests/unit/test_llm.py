@@ -17,7 +17,7 @@ from octavo.config import EngineConfig, ExecutionConfig, KVConfig, ModelConfig, 
 from octavo.llm import _Loading
 from octavo.llm_errors import LLMClosed, LLMFailed
 from octavo.server.errors import ApiError
-from octavo.server.params import ModelLimits, sampling_params
+from octavo.server.params import ModelLimits, prompt_telling, sampling_params
 from octavo.server.protocol import CompletionBody, parse_completion
 from tests.support.server import wait_until
 from tests.support.tiny import BASE_VOCAB, Tiny, write_hf
@@ -169,6 +169,7 @@ def test_the_server_and_the_llm_agree(llm: LLM, name: str, value: Any) -> None:
         try:
             body = parse_completion(msgspec.json.encode({"prompt": [1], name: value}))
             assert isinstance(body, CompletionBody)
+            prompt_telling(body, body.logprobs, ServerConfig())
             sampling_params(body, 1, body.logprobs, ModelLimits(BASE_VOCAB, 4096), ServerConfig())
         except ApiError:
             return False

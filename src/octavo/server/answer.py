@@ -140,8 +140,11 @@ class Responder:
                 answers[request_id].add(piece)
                 left -= piece.finish_reason is not None
         self._count_reply()
-        logprobs = self._job.requests[0].params.logprobs is not None
-        body = self._shape.body(list(answers.values()), self._job.usage(), logprobs)
+        given = list(answers.values())
+        kept = [given[place] for place in self._job.places()]
+        for index, answer in enumerate(kept):
+            answer.index = index
+        body = self._shape.body(kept, self._job.usage(), self._job.logprobs)
         await send(
             {
                 "type": "http.response.start",
@@ -186,6 +189,9 @@ class Responder:
         for delta in batch:
             choice = self._job.choices[delta.request_id]
             if choice.done:
+                continue
+            if not delta.tokens and delta.finish is None:
+                choice.feed(delta)  # a part of what is told of the prompt
                 continue
             if delta.tokens:
                 self._time(delta, now)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import Detokenizer, TokenBytes
 from octavo.server.params import TextOptions
+from octavo.server.prompt_told import NOTHING_TOLD, Told
 from octavo.server.stops import StopMatcher
 from octavo.server.tools.parser import Delta
 from octavo.server.tools.parts import AnswerParts
@@ -24,7 +25,8 @@ class TokenEntry:
     """A token with its log-probabilities, and where its text begins in the choice's text."""
 
     token: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
+    """None: a prompt's first token has none."""
     offset: int
 
 
@@ -36,6 +38,8 @@ class Piece:
     delta: Delta | None = None
     """The text taken apart, where parts are looked for."""
     entries: list[TokenEntry] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, TokenLogprobs | None]] | None = None
+    """Of every prompt token, in the first piece, where asked for."""
     finish_reason: str | None = None
     error: str | None = None
     code: ErrorCode | None = None
@@ -49,6 +53,7 @@ class Choice:
         "_detokenizer",
         "_options",
         "_parts",
+        "_prompt",
         "_stops",
         "accepted_tokens",
         "cached_tokens",
@@ -56,19 +61,31 @@ class Choice:
         "done",
         "drafted_tokens",
         "index",
+        "logprob_sum",
         "started",
         "stopped_by_text",
     )
 
-    def __init__(self, index: int, tokens: TokenBytes, options: TextOptions, parts: AnswerParts | None = None) -> None:
-        """parts: what takes the text apart; None: it is content."""
+    def __init__(
+        self,
+        index: int,
+        tokens: TokenBytes,
+        options: TextOptions,
+        parts: AnswerParts | None = None,
+        prompt: Told = NOTHING_TOLD,
+    ) -> None:
+        """parts: what takes the text apart; None: it is content. prompt: what the answer tells of it."""
         self.index = index
         self._parts = parts
+        self._prompt: Told | None = prompt
+        """None once it is told."""
         self._options = options
         self._detokenizer = Detokenizer(tokens, options.skip_special)
         self._stops = StopMatcher(options.stops, options.include_stop)
-        self._decoded = 0
+        self._decoded = len(prompt.text)
         self.completion_tokens = 0
+        self.logprob_sum = 0.0
+        """Of the tokens so far, where the engine tells log-probabilities."""
         self.cached_tokens = 0
         self.drafted_tokens = 0
         """Draft tokens that the engine checked."""
@@ -86,14 +103,26 @@ class Choice:
         return None if self._parts is None else self._parts.reasoning_tokens
 
     def feed(self, delta: TokenDelta) -> Piece:
-        """The delta's text, entries and end."""
+        """The delta's text, entries and end; the prompt's before them."""
         before = self.completion_tokens
-        piece = self._feed(delta)
+        piece = self._feed(delta, self._begin(delta))
         self.drafted_tokens += delta.drafted
         self.accepted_tokens += min(delta.accepted, self.completion_tokens - before)
         if self._parts is not None:
             self._take_apart(self._parts, piece)
         return piece
+
+    def _begin(self, delta: TokenDelta) -> Piece:
+        """With what is told of the prompt, once that is complete."""
+        if self._prompt is None:
+            return Piece()
+        self._prompt.collect(delta.prompt_logprobs or ())
+        failed = delta.finish in (FinishReason.ERROR, FinishReason.ABORT)
+        if failed or not (delta.tokens or delta.finish):
+            return Piece()
+        prompt, self._prompt = self._prompt, None
+        entries = [TokenEntry(*entry) for entry in prompt.entries()]
+        return Piece(prompt.text, entries=entries, prompt_logprobs=prompt.prompt_logprobs())
 
     def _take_apart(self, parts: AnswerParts, piece: Piece) -> None:
         if self.done:
@@ -102,8 +131,7 @@ class Choice:
                 piece.finish_reason = "tool_calls"
         piece.delta = parts.take()
 
-    def _feed(self, delta: TokenDelta) -> Piece:
-        piece = Piece()
+    def _feed(self, delta: TokenDelta, piece: Piece) -> Piece:
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
         last = len(delta.tokens) - 1
@@ -119,7 +147,10 @@ class Choice:
 
     def _count(self, piece: Piece, token: int, logprobs: TokenLogprobs | None) -> None:
         self.completion_tokens += 1
-        if logprobs is not None and self._options.logprobs is not None:
+        if logprobs is None:
+            return
+        self.logprob_sum += logprobs.logprob
+        if self._options.logprobs is not None:
             piece.entries.append(TokenEntry(token, logprobs, self._decoded))
 
     def _last_text(self, token: int) -> str:

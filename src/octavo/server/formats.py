@@ -15,8 +15,9 @@ import msgspec
 from octavo.engine.detokenizer import TokenBytes
 from octavo.server.choice import Choice, Piece, TokenEntry
 from octavo.server.job import Job
-from octavo.server.logprobs import CompletionLogprobs, chat_entry
+from octavo.server.logprobs import CompletionLogprobs, chat_entry, prompt_entries
 from octavo.server.tools.message import MessageParts, delta_fields
+from octavo.types import TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,7 +36,7 @@ def line_safe(events: bytes) -> bytes:
 class Answer:
     """What is collected of one choice for a whole body."""
 
-    __slots__ = ("entries", "finish_reason", "index", "parts", "text")
+    __slots__ = ("entries", "finish_reason", "index", "parts", "prompt_logprobs", "text")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -43,8 +44,11 @@ class Answer:
         self.entries: list[TokenEntry] = []
         self.finish_reason: str | None = None
         self.parts: MessageParts | None = None
+        self.prompt_logprobs: list[tuple[int, TokenLogprobs | None]] | None = None
 
     def add(self, piece: Piece) -> None:
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
         self.text.append(piece.text)
         if piece.delta is not None:
             self.parts = self.parts or MessageParts()
@@ -74,14 +78,21 @@ class _Format(ABC):
     def _opening(self, index: int) -> bytes:
         """A choice's first chunk, without its head."""
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._head + _encode(choice) + b"]}\n\n"
+    def _event(self, choice: dict[str, Any], more: bytes = b"") -> bytes:
+        """more: further fields of the chunk, each with a comma in front."""
+        return self._head + _encode(choice) + b"]" + more + b"}\n\n"
+
+    def _prompt_logprobs(self, told: Piece | Answer) -> dict[str, Any]:
+        """The field, where it was asked for."""
+        if told.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": prompt_entries(self._tokens, told.prompt_logprobs)}
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
         """The last chunk of a stream that asked for usage: no choices."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def _body(self, choices: list[dict[str, Any]], usage: dict[str, object]) -> bytes:
+    def _body(self, choices: list[dict[str, Any]], usage: dict[str, object], **more: Any) -> bytes:
         return _encode(
             {
                 "id": self._id,
@@ -90,6 +101,7 @@ class _Format(ABC):
                 "model": self._model,
                 "choices": choices,
                 "usage": usage,
+                **more,
             }
         )
 
@@ -113,7 +125,9 @@ class ChatFormat(_Format):
         if not choice.started:
             choice.started = True
             delta = {"role": "assistant", "content": "" if parts is None else None}
-            events = self._event({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None})
+            first = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            more = self._prompt_logprobs(piece)
+            events = self._event(first, b"," + _encode(more)[1:-1] if more else b"")
         if piece.entries or parts:
             content = {"content": piece.text} if parts is None else parts
             events += self._event(
@@ -144,6 +158,7 @@ class ChatFormat(_Format):
                 for answer in answers
             ],
             usage,
+            **self._prompt_logprobs(answers[0]),
         )
 
     @staticmethod
@@ -152,7 +167,9 @@ class ChatFormat(_Format):
         return {"role": "assistant", **said, "refusal": None}
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
-        content = [chat_entry(self._tokens, entry.token, entry.logprobs) for entry in entries]
+        content = [
+            chat_entry(self._tokens, entry.token, entry.logprobs) for entry in entries if entry.logprobs is not None
+        ]
         return {"content": content, "refusal": None}
 
 
@@ -172,13 +189,14 @@ class CompletionFormat(_Format):
         """Events for a piece: text with its log-probabilities, then the end on its own."""
         choice.started = True
         events = b""
-        if piece.entries:
+        if piece.entries or piece.prompt_logprobs:
             events = self._event(
                 {
                     "index": choice.index,
                     "text": piece.text,
-                    "logprobs": self._logprobs(piece.entries),
+                    "logprobs": self._logprobs(piece.entries) if piece.entries else None,
                     "finish_reason": None,
+                    **self._prompt_logprobs(piece),
                 }
             )
         elif piece.text:
@@ -197,6 +215,7 @@ class CompletionFormat(_Format):
                     "text": "".join(answer.text),
                     "logprobs": self._logprobs(answer.entries) if logprobs else None,
                     "finish_reason": answer.finish_reason,
+                    **self._prompt_logprobs(answer),
                 }
                 for answer in answers
             ],

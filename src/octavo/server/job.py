@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from octavo.config import ServerConfig
 from octavo.server import params, prompts
 from octavo.server.choice import Choice
 from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, TextOptions
+from octavo.server.prompt_told import NOTHING_TOLD, Told
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.terms import Terms
 from octavo.server.text import ChatPrompt, ModelText
@@ -37,9 +40,14 @@ class Job:
     prompt_tokens: list[int]
     """Length of each prompt."""
     n: int
+    """Choices generated for each."""
     stream: bool
     include_usage: bool
     created: int
+    kept: int
+    """Of the choices generated for a prompt, so many are in the answer: the best."""
+    logprobs: bool
+    """The answer's tokens have theirs."""
 
     def counts(self) -> tuple[int, int, int]:
         """Tokens of the prompts, those of them that were cached, and tokens of all choices.
@@ -49,6 +57,16 @@ class Job:
         choices = list(self.choices.values())
         cached = sum(choice.cached_tokens for choice in choices[:: self.n])
         return sum(self.prompt_tokens), cached, sum(choice.completion_tokens for choice in choices)
+
+    def places(self) -> list[int]:
+        """The choices that are in the answer: of each prompt those of the greatest mean log-probability, best first."""
+        if self.kept == self.n:
+            return list(range(len(self.choices)))
+        means = [choice.logprob_sum / max(1, choice.completion_tokens) for choice in self.choices.values()]
+        places: list[int] = []
+        for first in range(0, len(means), self.n):
+            places += sorted(range(first, first + self.n), key=lambda place: (-means[place], place))[: self.kept]
+        return places
 
     def usage(self) -> dict[str, object]:
         """The counts as the API has them."""
@@ -186,21 +204,27 @@ class JobMaker:
                 param="priority",
             )
         options = params.text_options(body, logprobs, self._config)
-        n = body.n or 1
+        n = params.generated_choices(body)
+        telling = params.prompt_telling(body, logprobs, self._config)
         requests: list[NewRequest] = []
         choices: dict[int, Choice] = {}
         seed = secrets.randbits(64) if body.seed is None else body.seed % 2**64
+        drawn = 0 if logprobs is None and n > (body.n or 1) else logprobs
         words = params.bad_words(body, self._text.spellings, self._config)
         samplings = [
-            params.sampling_params(body, len(prompt), logprobs, self._limits, self._config, words) for prompt in ids
+            params.sampling_params(body, len(prompt), drawn, self._limits, self._config, words, telling.wanted)
+            for prompt in ids
         ]
+        echoes = prompts.echoes(body, ids, self._text.tokens)
         params.check_tokens(ids, samplings, n, self._config)
-        for prompt, sampling in zip(ids, samplings, strict=True):
+        for prompt, sampling, echo in zip(ids, samplings, echoes, strict=True):
             for choice in range(n):
+                # A chat tells of its prompt once, a completion with every choice.
+                scored = not (choice and isinstance(body, ChatBody))
                 request = NewRequest(
                     request_id=self._new_id(),
                     prompt=prompt,
-                    params=sampling,
+                    params=sampling if scored else structs.replace(sampling, prompt_logprobs=None),
                     seed=seed,
                     choice=choice,
                     cache_salt=body.cache_salt or "",
@@ -208,19 +232,22 @@ class JobMaker:
                     priority=body.priority or 0,
                     deadline=None if body.deadline_ms is None else terms.arrived + body.deadline_ms / 1000,
                 )
-                choices[request.request_id] = self._choice(len(requests), options, talk)
+                told = telling.told(prompt, echo) if scored else NOTHING_TOLD
+                choices[request.request_id] = self._choice(len(requests), options, talk, told)
                 requests.append(request)
         return Job(
             requests=requests,
             choices=choices,
             prompt_tokens=[len(prompt) for prompt in ids],
             n=n,
+            kept=body.n or 1,
+            logprobs=logprobs is not None,
             stream=bool(body.stream),
             include_usage=bool(body.stream and body.stream_options and body.stream_options.include_usage),
             created=int(time.time()),
         )
 
-    def _choice(self, index: int, options: TextOptions, talk: Talk | None) -> Choice:
+    def _choice(self, index: int, options: TextOptions, talk: Talk | None, told: Told) -> Choice:
         if talk is None:
-            return Choice(index, self._text.tokens, options)
-        return Choice(index, talk.tokens, options, talk.parts())
+            return Choice(index, self._text.tokens, options, prompt=told)
+        return Choice(index, talk.tokens, options, talk.parts(), told)

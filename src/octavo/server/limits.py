@@ -42,7 +42,8 @@ class Range:
         return f"{kind} from {self.low:g} to {high}"
 
 
-MAX_TOKENS = Range(whole=True, low=1, works=16)
+MAX_TOKENS = Range(whole=True, low=0, works=16)
+"""0 is for scoring prompts alone."""
 MIN_TOKENS = Range(whole=True, low=0, works=0)
 TEMPERATURE = Range(whole=False, low=0.0, high=2.0, works=0.7)
 TOP_P = Range(whole=False, low=0.0, high=1.0, works=0.95)
@@ -78,6 +79,7 @@ NUMBERS: dict[str, Range] = {
     "frequency_penalty": PENALTY,
     "repetition_penalty": REPETITION,
     "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
     "seed": SEED,
 }
 """Keyword -> its bounds."""

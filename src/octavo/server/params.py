@@ -13,6 +13,7 @@ from typing import NoReturn, TypeVar
 
 from octavo.config import ServerConfig
 from octavo.server.errors import ApiError
+from octavo.server.prompt_told import Telling
 from octavo.server.protocol import ChatBody, CommonFields, CompletionBody
 from octavo.types import SamplingDefaults, SamplingParams
 
@@ -51,6 +52,16 @@ def check_choices(body: CommonFields, config: ServerConfig, prompts: int = 1) ->
     n = body.n if body.n is not None else 1
     if n > config.max_n:
         raise ApiError(f"n may be {config.max_n} at most.", param="n")
+    best_of = generated_choices(body)
+    if best_of > config.max_n:
+        raise ApiError(f"best_of may be {config.max_n} at most.", param="best_of")
+    if best_of < n:
+        raise ApiError(f"best_of is {best_of}, below the {n} choices asked for; {n} would work.", param="best_of")
+    if best_of > n and body.stream:
+        raise ApiError(
+            "best_of above n cannot be streamed: which choices are best is known at their end.", param="best_of"
+        )
+    n = best_of
     if n * prompts > config.max_choices:
         raise ApiError(
             f"n times the prompts is {n * prompts}, and one request may ask for {config.max_choices} choices.",
@@ -59,13 +70,20 @@ def check_choices(body: CommonFields, config: ServerConfig, prompts: int = 1) ->
     return n
 
 
+def generated_choices(body: CommonFields) -> int:
+    """Choices generated a prompt; some may be left out of the answer."""
+    best_of = body.best_of if isinstance(body, CompletionBody) else None
+    return (body.n or 1) if best_of is None else best_of
+
+
 def check_tokens(prompts: list[list[int]], samplings: list[SamplingParams], n: int, config: ServerConfig) -> None:
     """All that one request may make the engine compute, and the server keep."""
     computed = n * sum(len(prompt) for prompt in prompts)
     entries = 0
-    for sampling in samplings:
+    for prompt, sampling in zip(prompts, samplings, strict=True):
         computed += n * sampling.max_tokens
         entries += 0 if sampling.logprobs is None else n * sampling.max_tokens * (1 + sampling.logprobs)
+        entries += 0 if sampling.prompt_logprobs is None else n * len(prompt) * (1 + sampling.prompt_logprobs)
     if computed > config.max_request_tokens:
         raise ApiError(
             f"Prompts and max_tokens over all choices come to {computed} tokens, and one request may have "
@@ -74,8 +92,8 @@ def check_tokens(prompts: list[list[int]], samplings: list[SamplingParams], n: i
         )
     if entries > config.max_logprob_entries:
         raise ApiError(
-            f"max_tokens over all choices with their logprobs come to {entries} log-probabilities, and one answer may "
-            f"have {config.max_logprob_entries}; lower max_tokens, n or logprobs.",
+            f"Prompts and max_tokens over all choices with their logprobs come to {entries} log-probabilities, and one "
+            f"answer may have {config.max_logprob_entries}; lower max_tokens, n, logprobs or prompt_logprobs.",
             param="max_tokens",
         )
 
@@ -90,6 +108,21 @@ def chat_logprobs(body: ChatBody, config: ServerConfig) -> int | None:
 
 def completion_logprobs(body: CompletionBody, config: ServerConfig) -> int | None:
     return None if body.logprobs is None else _bounded_logprobs(body.logprobs, "logprobs", config)
+
+
+def prompt_telling(body: ChatBody | CompletionBody, logprobs: int | None, config: ServerConfig) -> Telling:
+    """What the answer tells of its prompt."""
+    shown = body.prompt_logprobs
+    if shown is not None:
+        _bounded_logprobs(shown, "prompt_logprobs", config)
+    echo = isinstance(body, CompletionBody) and bool(body.echo)
+    telling = Telling(logprobs if echo else None, shown)
+    if max_tokens_of(body) == 0 and telling.wanted is None:
+        raise ApiError(
+            "max_tokens 0 has an answer only with prompt_logprobs, or with echo and logprobs; 1 or more would work.",
+            param="max_tokens",
+        )
+    return telling
 
 
 def _bounded_logprobs(count: int, param: str, config: ServerConfig) -> int:
@@ -152,12 +185,13 @@ def sampling_params(
     limits: ModelLimits,
     config: ServerConfig,
     words: tuple[tuple[int, ...], ...] = (),
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Parameters for a prompt of this length. words: of `bad_words`."""
     room = limits.max_model_len - prompt_tokens
-    if room < 1:
-        refuse_length(prompt_tokens, limits, "messages" if isinstance(body, ChatBody) else "prompt")
     asked = max_tokens_of(body)
+    if room < (asked != 0):
+        refuse_length(prompt_tokens, limits, "messages" if isinstance(body, ChatBody) else "prompt")
     max_tokens = room if asked is None else min(asked, room)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -183,6 +217,7 @@ def sampling_params(
         stop_token_ids=_ids(body.stop_token_ids or [], "stop_token_ids", config.max_stop_token_ids, limits),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -7,12 +7,14 @@ prompt does not hold up the streams of others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.config import ServerConfig
+from octavo.engine.detokenizer import TokenBytes
 from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, check_choices, refuse_length
+from octavo.server.prompt_told import Echo, echo_of
 from octavo.server.protocol import ChatBody, ChatMessage, CompletionBody
 
 LONG_TEXT = 2048
@@ -85,12 +87,22 @@ async def completion_prompts(
     return [await _prompt_ids(one, encode, limits) for one in prompts]
 
 
+def echoes(body: ChatBody | CompletionBody, ids: Sequence[list[int]], tokens: TokenBytes) -> list[Echo | None]:
+    """Each prompt as the answer repeats it; None where it does not."""
+    if not (isinstance(body, CompletionBody) and body.echo):
+        return [None] * len(ids)
+    sent = body.prompt if isinstance(body.prompt, list) and type(body.prompt[0]) is not int else [body.prompt]
+    return [
+        echo_of(prompt, text if isinstance(text, str) else None, tokens) for prompt, text in zip(ids, sent, strict=True)
+    ]
+
+
 async def _prompt_ids(prompt: Any, encode: Encode, limits: ModelLimits) -> list[int]:
     if isinstance(prompt, str):
         ids = encode(prompt) if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode, prompt)
     elif isinstance(prompt, list):
         ids = prompt
-        if len(ids) >= limits.max_model_len and type(ids[0]) is int:
+        if len(ids) > limits.max_model_len and type(ids[0]) is int:
             refuse_length(len(ids), limits, "prompt")
         for token in ids:
             if type(token) is not int or not 0 <= token < limits.num_tokens:

@@ -31,8 +31,6 @@ INERT_FIELDS = (
 
 REFUSED_FIELDS = {
     "audio": "audio is not built",
-    "best_of": "only 1 is possible; use n",
-    "echo": "the prompt is not repeated; send echo false",
     "function_call": "the older form of tools; tool_choice would work",
     "functions": "the older form of tools; tools would work",
     "modalities": 'only ["text"] is possible',
@@ -46,8 +44,6 @@ REFUSED_FIELDS = {
 """Field -> why it is refused, unless its value asks for nothing (`_ASKS_NOTHING`)."""
 
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
@@ -87,6 +83,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     logit_bias: dict[str, Annotated[float, limits.BIAS.meta()]] | None = None
     bad_words: list[Annotated[str, Meta(min_length=1, max_length=limits.MAX_BAD_WORD_CHARACTERS)]] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
@@ -171,8 +168,8 @@ class CompletionBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
         ),
     ]
     logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
-    best_of: Any = None
-    echo: Any = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
     suffix: Any = None
 
 
