@@ -19,6 +19,7 @@ from octavo.server.errors import ApiError
 from octavo.server.params import ModelLimits, TextOptions
 from octavo.server.prompt_told import NOTHING_TOLD, Told
 from octavo.server.protocol import ChatBody, CompletionBody
+from octavo.server.templates import Rendering
 from octavo.server.terms import Terms
 from octavo.server.text import ChatPrompt, ModelText
 from octavo.server.tools.definitions import ToolPlan
@@ -120,13 +121,7 @@ class JobMaker:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
-        if body.chat_template is not None and not self._config.request_templates:
-            raise ApiError(
-                "The field 'chat_template' is refused: the template is the model's, and --request-templates, which "
-                "lets requests bring their own, is not set.",
-                param="chat_template",
-                code="unsupported_parameter",
-            )
+        way = prompts.rendering(body, self._config)
         plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, self._config)
         if plan.required or plan.strict:
             raise ApiError(
@@ -136,21 +131,26 @@ class JobMaker:
             )
         messages = prompts.chat_messages(body, self._config)
         characters = plan.characters() + sum(len(message["content"]) for message in messages)
-        self._refuse_hopeless(characters, "messages")
-        prompt = await asyncio.to_thread(self._chat_prompt, messages, body.chat_template, plan)
-        return self._job(body, [prompt.ids], logprobs, terms, prompt.talk)
+        whole = body.truncate_prompt_tokens is None
+        if whole:
+            self._refuse_hopeless(characters, "messages")
+        prompt = await asyncio.to_thread(self._chat_prompt, messages, way, plan, whole)
+        return self._job(body, [prompts.truncated(prompt.ids, body)], logprobs, terms, prompt.talk)
 
     async def completion(self, body: CompletionBody, terms: Terms) -> Job:
         self._check_model(body)
         params.check_choices(body, self._config)
         logprobs = params.completion_logprobs(body, self._config)
-        ids = await prompts.completion_prompts(body, self._encode, self._limits, self._config)
+        encode = self._encode if body.truncate_prompt_tokens is None else self._text.prompt
+        ids = await prompts.completion_prompts(body, encode, self._limits, self._config)
         return self._job(body, ids, logprobs, terms)
 
-    def _chat_prompt(self, messages: list[dict[str, Any]], template: str | None, plan: ToolPlan) -> ChatPrompt:
-        told = [json.dumps(plan.described())] if plan else []
-        self._refuse_long("".join([*told, *(message["content"] for message in messages)]), "messages")
-        return self._text.chat_prompt(messages, template, plan)
+    def _chat_prompt(self, messages: list[dict[str, Any]], way: Rendering, plan: ToolPlan, whole: bool) -> ChatPrompt:
+        """whole: all of it is to fit."""
+        if whole:
+            told = [json.dumps(plan.described())] if plan else []
+            self._refuse_long("".join([*told, *(message["content"] for message in messages)]), "messages")
+        return self._text.chat_prompt(messages, way, plan)
 
     def _encode(self, text: str) -> list[int]:
         self._refuse_hopeless(len(text), "prompt")

@@ -83,6 +83,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    truncate_prompt_tokens: Annotated[int, limits.TRUNCATION.meta()] | None = None
     prompt_logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     logit_bias: dict[str, Annotated[float, limits.BIAS.meta()]] | None = None
     bad_words: list[Annotated[str, Meta(min_length=1, max_length=limits.MAX_BAD_WORD_CHARACTERS)]] | None = None
@@ -132,6 +133,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: TokenCount | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TEMPLATE_CHARACTERS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None

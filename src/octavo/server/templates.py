@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.config import child_environment
@@ -46,6 +46,24 @@ class TemplateLimits:
     """Beyond what the worker holds when it starts."""
     characters: int = 16 << 20
     """Of output."""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a request may choose of its chat's prompt."""
+
+    source: str | None = None
+    """A template of its own."""
+    opens_answer: bool = True
+    """`add_generation_prompt`: the prompt ends with the beginning of an assistant's turn."""
+    continues: bool = False
+    """`continue_final_message`: it ends with the last message's text, whose turn stays open."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template_kwargs`: further names that the template may read; it has its own special strings whatever
+    they say."""
+
+
+AS_USUAL = Rendering()
 
 
 class ChatTemplateError(ValueError):
@@ -97,20 +115,26 @@ class ChatTemplate:
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
+        continues: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> Segments:
-        """The prompt of a chat. `variables` are further names that the template may read."""
+        """The prompt of a chat. See `Rendering` for what may be chosen."""
         turns: list[Any] = [normalise(message, i) for i, message in enumerate(messages)]
+        end = ""
+        if continues:
+            end = f"y{secrets.token_hex(8)}y"
+            turns[-1]["content"] += end
         guard = _Guard(self._controls)
         content = {
             "documents": None,
+            **guard.hide(variables or {}),
             **self._special_strings,
-            **(variables or {}),
             "messages": guard.hide(turns),
             "tools": guard.hide(list(tools)) if tools else None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continues,
         }
-        return guard.split(self._run(content))
+        segments = guard.split(self._run(content))
+        return cut_at(segments, end) if continues else segments
 
     def close(self) -> None:
         """Ends the worker; harmless when called twice."""
@@ -250,6 +274,18 @@ class _Worker:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def cut_at(segments: Segments, end: str) -> Segments:
+    """What comes before the last place of `end`."""
+    for index in range(len(segments) - 1, -1, -1):
+        text, from_template = segments[index]
+        at = text.rfind(end)
+        if at >= 0:
+            return [*segments[:index], (text[:at], from_template)]
+    raise ChatTemplateError(
+        "the chat template does not show the last message's text as it is, so continue_final_message cannot be used"
+    )
 
 
 # --- what templates are given ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from octavo.config import ConfigError
 from octavo.models.jsonfile import read_template
 from octavo.models.tokenizer import Tokenizer
 from octavo.server.errors import ApiError
-from octavo.server.templates import ChatTemplate, ChatTemplateError
+from octavo.server.templates import AS_USUAL, ChatTemplate, ChatTemplateError, Rendering
 from octavo.server.tools.definitions import NO_TOOLS, ToolPlan
 from octavo.server.tools.dialect import Dialect, dialect_of
 from octavo.server.tools.forms import HERMES, Form
@@ -97,15 +97,15 @@ class ModelText:
         """A bound from below on the tokens of any text that begins with this one: its end may be divided otherwise."""
         return len(self._tokenizer.encode(text)) * 9 // 10
 
-    def chat(self, messages: Sequence[dict[str, Any]], source: str | None = None) -> list[int]:
+    def chat(self, messages: Sequence[dict[str, Any]], way: Rendering = AS_USUAL) -> list[int]:
         """The ids of a chat's prompt."""
-        return self.chat_prompt(messages, source).ids
+        return self.chat_prompt(messages, way).ids
 
     def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], source: str | None = None, plan: ToolPlan = NO_TOOLS
+        self, messages: Sequence[dict[str, Any]], way: Rendering = AS_USUAL, plan: ToolPlan = NO_TOOLS
     ) -> ChatPrompt:
-        """A chat's prompt: the text of control tokens inside messages stays text. `source`: a template of its own."""
-        template = self._template if source is None else self._bring(source)
+        """A chat's prompt: the text of control tokens inside messages stays text."""
+        template = self._template if way.source is None else self._bring(way.source)
         if template is None:
             raise ApiError(_sentence(self._no_template), param="messages", code="no_chat_template")
         form: Form | None = None
@@ -122,7 +122,13 @@ class ModelText:
             form = dialect.form if plan else None
             messages, tools = as_said(messages, plan.described(), dialect, dialect.form or HERMES)
         try:
-            segments = template.render(messages, tools=tools)
+            segments = template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=way.opens_answer,
+                continues=way.continues,
+                variables=way.variables,
+            )
         except ChatTemplateError as error:
             raise ApiError(_sentence(str(error)), param="messages", code="chat_template_error") from error
         ids = self._tokenizer.encode_chat(segments)
