@@ -12,9 +12,9 @@ from octavo.engine.core import EngineCore
 from octavo.kvcache.manager import block_tokens
 from octavo.kvcache.tiers.disk import open_tier
 from octavo.speculative_config import resolved
-from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta
+from octavo.types import ClientMessage, EngineStats, FinishReason, NewRequest, TokenDelta, TokenLogprobs
 from tests.support.guesses import Guesses
-from tests.support.ledger import VOCAB, Ledger, ledger_info, naive, naive_vector, next_token
+from tests.support.ledger import VOCAB, Ledger, ledger_info, ledger_scores, naive, naive_vector, next_token
 
 _MOMENTARY = (
     "running",
@@ -106,6 +106,7 @@ class Rig:
         self.limit = min(max_model_len, self.core.kv.capacity_tokens)
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, TokenDelta] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.cached: dict[int, int] = {}
         self.first_token_step: dict[int, int] = {}
         self.steps = 0
@@ -116,6 +117,7 @@ class Rig:
             if isinstance(message, NewRequest):
                 self.requests[message.request_id] = message
                 self.tokens[message.request_id] = []
+                self.scores[message.request_id] = []
             self.core.handle(message)
         self._poison()
 
@@ -157,6 +159,7 @@ class Rig:
                 assert got == expected[: len(got)], f"request {request_id} went astray"
                 continue
             assert got == expected, f"request {request_id} went astray"
+            assert self.scores[request_id] == self._expected_scores(request)
             assert final.finish is reason
             assert final.stop_token == (got[-1] if reason is FinishReason.STOP and got else None)
         self.check_idle()
@@ -185,6 +188,10 @@ class Rig:
         assert request_id not in self.finals, f"request {request_id} got a delta after its final one"
         if delta.tokens and request_id not in self.first_token_step:
             self.first_token_step[request_id] = self.steps
+        assert not (delta.prompt_logprobs and self.tokens[request_id]), "scores come before tokens"
+        self.scores[request_id].extend(delta.prompt_logprobs or ())
+        if delta.tokens:
+            assert self.scores[request_id] == self._expected_scores(self.requests[request_id])
         self.tokens[request_id].extend(delta.tokens)
         if self.requests[request_id].params.logprobs is not None and delta.tokens:
             assert delta.logprobs is not None
@@ -195,6 +202,12 @@ class Rig:
         if delta.finish is not None:
             assert (delta.error is not None) == (delta.finish is FinishReason.ERROR)
             self.finals[request_id] = delta
+
+    @staticmethod
+    def _expected_scores(request: NewRequest) -> list[TokenLogprobs]:
+        if request.params.prompt_logprobs is None:
+            return []
+        return list(ledger_scores(request.prompt, request.scored, len(request.prompt) - 1))
 
     def _check_stats(self, stats: EngineStats) -> None:
         for name in _GROWING:

@@ -111,6 +111,11 @@ def ledger_logprobs(token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(token), [token], [-float(token)])
 
 
+def ledger_scores(tokens: Sequence[int], first: int, end: int) -> tuple[TokenLogprobs, ...]:
+    """Of the tokens behind the positions [first, end)."""
+    return tuple(TokenLogprobs(-float(at), [tokens[at + 1]], [-float(at)], 1) for at in range(first, end))
+
+
 @dataclass
 class _Slot:
     new: NewSlot
@@ -197,7 +202,8 @@ class Ledger:
         if work.drafts and not work.sample:
             self._complain(f"request {slot.new.request_id} has drafts and draws nothing")
         known = work.start + work.count - len(work.drafts)
-        if work.sample != (known == len(slot.tokens) and slot.new.pooling is None):
+        draws = slot.new.pooling is None and slot.new.params.max_tokens > 0
+        if work.sample != (known == len(slot.tokens) and draws):
             self._complain(f"request {slot.new.request_id} draws behind position {known} of {len(slot.tokens)}")
         tokens = [*slot.tokens, *work.drafts]
         if slot.computed and work.start != slot.computed:
@@ -231,7 +237,11 @@ class Ledger:
             blocks = -(-slot.computed // self.block_size)
             slot.tables = [table[:blocks] for table in slot.tables]
         logprobs = None if slot.new.params.logprobs is None else tuple([ledger_logprobs(token) for token in taken])
-        return SeqOutput(tuple(taken), logprobs if taken else None)
+        first, end = work.score
+        if first != end and not work.start <= first < end <= min(known, slot.new.num_prompt - 1):
+            self._complain(f"request {slot.new.request_id} is scored at {work.score} of {work.start} to {known}")
+        scores = ledger_scores(slot.tokens, first, end) or None
+        return SeqOutput(tuple(taken), logprobs if taken else None, prompt_logprobs=scores)
 
     def _draw_one(self, slot: _Slot, work: SeqWork, end: int, tokens: list[int]) -> int:
         """What is drawn behind position `end` - 1, by what its row reads through the tables."""

@@ -84,19 +84,32 @@ class CoreMachine(RuleBasedStateMachine):
         length=LENGTHS,
         family=st.integers(3, 4),
         tokens=st.sampled_from([1, 5, 90]),
+        scored=st.sampled_from([None, None, "all", "alone"]),
         priority=st.integers(-1, 1),
         tenant=st.sampled_from(["", "a"]),
         pooling=st.sampled_from([None, None, None, *Pooling]),
     )
-    def send(self, length: int, family: int, tokens: int, priority: int, tenant: str, pooling: Pooling | None) -> None:
+    def send(
+        self,
+        length: int,
+        family: int,
+        tokens: int,
+        scored: str | None,
+        priority: int,
+        tenant: str,
+        pooling: Pooling | None,
+    ) -> None:
+        if pooling is not None:
+            scored = None
         fields = {
             "pooling": pooling,
             "priority": priority if self.priorities else 0,
             "tenant": tenant,
             "ignore_eos": family == 3,
             "seed": 1,
+            "prompt_logprobs": None if scored is None else 0,
         }
-        self.rig.send(make_request(self.sent, [family] * length, tokens, **fields))
+        self.rig.send(make_request(self.sent, [family] * length, 0 if scored == "alone" else tokens, **fields))
         self.sent += 1
 
     @rule(data=st.data())
