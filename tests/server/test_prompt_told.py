@@ -122,8 +122,9 @@ def test_prompt_logprobs_of_completions_and_chats(tiny: Server, tokenizer: Token
 
 
 def test_without_tokens_a_chat_scores_its_prompt(tiny: Server) -> None:
-    body = tiny.chat("hello", max_tokens=0, prompt_logprobs=0)
-    assert body["choices"][0]["finish_reason"] == "length" and body["choices"][0]["message"]["content"] == ""
+    body = tiny.chat("hello", max_tokens=0, prompt_logprobs=0, n=2)
+    for choice in body["choices"]:
+        assert choice["finish_reason"] == "length" and choice["message"]["content"] == ""
     assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
 
 

@@ -99,7 +99,8 @@ def _batch(call: Call, status: int, body: dict[str, Any]) -> dict[str, Any]:
 def _own(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     choices = [(_chat_choice if call.url == CHAT else _choice)(choice) for choice in body["choices"]]
     usage = {name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
-    return (choices[0] if len(choices) == 1 else {"choices": choices}) | {"usage": usage}
+    told = {name: body[name] for name in ("prompt_logprobs",) if name in body}
+    return (choices[0] if len(choices) == 1 else {"choices": choices}) | told | {"usage": usage}
 
 
 def _choice(choice: dict[str, Any]) -> dict[str, Any]:

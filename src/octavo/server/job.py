@@ -220,7 +220,8 @@ class JobMaker:
         for prompt, sampling, echo in zip(ids, samplings, echoes, strict=True):
             for choice in range(n):
                 # A chat tells of its prompt once, a completion with every choice.
-                scored = not (choice and isinstance(body, ChatBody))
+                tells = not choice or isinstance(body, CompletionBody)
+                scored = tells or not sampling.max_tokens
                 request = NewRequest(
                     request_id=self._new_id(),
                     prompt=prompt,
@@ -232,7 +233,7 @@ class JobMaker:
                     priority=body.priority or 0,
                     deadline=None if body.deadline_ms is None else terms.arrived + body.deadline_ms / 1000,
                 )
-                told = telling.told(prompt, echo) if scored else NOTHING_TOLD
+                told = telling.told(prompt, echo) if tells else NOTHING_TOLD
                 choices[request.request_id] = self._choice(len(requests), options, talk, told)
                 requests.append(request)
         return Job(
