@@ -133,6 +133,8 @@ class RequestState:
 
     def score(self, count: int) -> None:
         """So many more of them are told. After the last one the request may use what is cached, as any other."""
+        if not count:
+            return
         self.scored += count
         assert self.scores_left >= 0
         self.kv.fresh = self.kv.fresh and self.scores_left > 0

@@ -54,10 +54,12 @@ def _content(message: ChatMessage, index: int, max_parts: int) -> str:
         return ""
     if isinstance(content, str):
         return content
+    kinds = ("text", "refusal") if message.role == "assistant" else ("text",)
+    few = content[:max_parts]
+    text = "".join(_part(part, kinds, f"messages[{index}].content[{number}]") for number, part in enumerate(few))
     if len(content) > max_parts:
         raise ApiError(f"A message may have {max_parts} parts at most.", param=f"messages[{index}].content")
-    kinds = ("text", "refusal") if message.role == "assistant" else ("text",)
-    return "".join(_part(part, kinds, f"messages[{index}].content[{number}]") for number, part in enumerate(content))
+    return text
 
 
 def _part(part: dict[str, Any], kinds: tuple[str, ...], where: str) -> str:
