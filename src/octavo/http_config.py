@@ -68,6 +68,9 @@ class ServerConfig:
     tenant_header: str | None = _setting(
         None, "server", "Header that names a request's tenant, such as X-Tenant; set by a proxy you trust.", kind="text"
     )
+    embedding_pooling: str = _choice(
+        "mean", "How embeddings pool hidden states; a request's pooling field may say otherwise.", "mean", "last"
+    )
     tool_parser: str = _choice(
         "auto",
         "How the model writes tool calls; auto: as its chat template shows; none: tools are refused.",
@@ -104,6 +107,7 @@ class ServerConfig:
     max_json_values: int = _request(750_000, "Values in a body, such as token ids.", 16, 1 << 28)
     max_n: int = _request(16, "Choices a prompt (n).", 1, 4096)
     max_prompts: int = _request(64, "Prompts in one completions body.", 1, 65_536)
+    max_embedding_inputs: int = _request(2048, "Texts in one embeddings body.", 1, 65_536)
     max_choices: int = _request(128, "n times the prompts.", 1, 65_536)
     max_messages: int = _request(4096, "Messages of a chat.", 1, 1 << 20)
     max_tools: int = _request(128, "Definitions in tools.", 1, 65_536)

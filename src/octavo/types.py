@@ -269,6 +269,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the output head (ids >= `num_tokens` are never drawn)."""
     num_tokens: int
     """Ids that the tokeniser knows."""
+    hidden_size: int = 0
+    """Values of a hidden state."""
     max_context: int
     """Context the model was trained for, tokens."""
     eos_token_ids: tuple[int, ...]

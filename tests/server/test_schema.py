@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import not_a_server_error, response_schema_conformance, status_code_conformance
@@ -51,7 +52,12 @@ def test_chats_made_from_the_document(echo: Server) -> None:
     check(echo, "/v1/chat/completions", "POST")
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
+def test_small_bodies_made_from_the_document(tiny: Server, path: str) -> None:
+    check(tiny, path, "POST")
+
+
 def test_the_other_paths(echo: Server) -> None:
-    for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{id}", "/openapi.json"):
+    for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{id}", "/openapi.json", "/docs"):
         check(echo, path, "GET")
     assert echo.client.get("/openapi.json").json() == json.loads(json.dumps(document()))

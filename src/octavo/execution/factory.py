@@ -206,6 +206,7 @@ def _info(plan: Plan, checkpoint: Checkpoint) -> ModelInfo:
         architecture=spec.architecture,
         vocab_size=spec.vocab,
         num_tokens=checkpoint.num_tokens,
+        hidden_size=spec.hidden,
         max_context=spec.max_context,
         eos_token_ids=checkpoint.eos_token_ids,
         kv_groups=plan.groups,

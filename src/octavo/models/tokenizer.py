@@ -185,6 +185,10 @@ class Tokenizer:
         """Whether an id is a control token, left out of answers."""
         return token_id in self._parts.special_ids
 
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for ids that no token has."""
+        return str(self._parts.backend.id_to_token(token_id) or "")
+
     def token_id(self, text: str) -> int | None:
         """The id of the token with this exact text in the vocabulary."""
         found = self._parts.backend.token_to_id(text)

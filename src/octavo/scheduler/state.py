@@ -137,7 +137,7 @@ class RequestState:
             return
         self.scored += count
         assert self.scores_left >= 0
-        self.kv.fresh = self.kv.fresh and self.scores_left > 0
+        self.kv.fresh = self.kv.fresh and (self.scores_left > 0 or self.request.pooling is not None)
 
     def admit(self) -> None:
         """Pages are reserved."""

@@ -136,7 +136,7 @@ class Responder:
                 return
             for request_id, piece in self._pieces(batch, deltas):
                 if piece.error is not None:
-                    raise _failure(piece.error, piece.code, batch)
+                    raise failure(piece.error, piece.code, batch)
                 answers[request_id].add(piece)
                 left -= piece.finish_reason is not None
         self._count_reply()
@@ -164,7 +164,7 @@ class Responder:
             if delta.finish in (FinishReason.ERROR, FinishReason.ABORT) and not delta.tokens:
                 self._job.choices[delta.request_id].done = True
                 self._metrics.finished(delta.finish.value)
-                raise _failure(delta.error or "The request was aborted.", delta.code, [delta])
+                raise failure(delta.error or "The request was aborted.", delta.code, [delta])
 
     def _events(self, batch: Sequence[TokenDelta], deltas: DeltaStream) -> tuple[list[bytes], int]:
         """Events of a batch, and how many choices ended in it."""
@@ -173,7 +173,7 @@ class Responder:
         for request_id, piece in self._pieces(batch, deltas):
             events.append(self._shape.chunk(self._job.choices[request_id], piece))
             if piece.error is not None:
-                events.append(b"data: " + _failure(piece.error, piece.code, []).body() + b"\n\n")
+                events.append(b"data: " + failure(piece.error, piece.code, []).body() + b"\n\n")
             ended += piece.error is not None or piece.finish_reason is not None
         return [event for event in events if event], ended
 
@@ -231,7 +231,7 @@ _STATUS = {
 }
 
 
-def _failure(message: str, code: ErrorCode | None, batch: Sequence[TokenDelta]) -> ApiError:
+def failure(message: str, code: ErrorCode | None, batch: Sequence[TokenDelta]) -> ApiError:
     """As the engine says it; else 503 where the server is going down, or the engine's fault."""
     if code is not None:
         return ApiError(message, status=_STATUS[code], code=code.value)

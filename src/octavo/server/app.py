@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,29 +23,28 @@ from starlette.routing import Route
 
 from octavo.observability.metrics import CONTENT_TYPE
 from octavo.server.answer import Responder, watch
-from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
+from octavo.server.body import Receive, Scope, Send, read_body
 from octavo.server.cache_admin import cache_routes
-from octavo.server.errors import ApiError, error_body
-from octavo.server.formats import DONE, ChatFormat, CompletionFormat
+from octavo.server.docs_page import docs_page
+from octavo.server.embeddings import EmbeddingsEndpoint
+from octavo.server.endpoint import UNEXPECTED, Endpoint
+from octavo.server.errors import error_body
+from octavo.server.formats import ChatFormat, CompletionFormat
 from octavo.server.gate import Gate, client_of
 from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
 from octavo.server.quota import Client
-from octavo.server.respond import Headers, request_id, send_error
-from octavo.server.service import STOPPING, Service
+from octavo.server.respond import Headers, request_id
+from octavo.server.service import Service
 from octavo.server.terms import Terms, read_terms
+from octavo.server.tokenization import DetokenizeEndpoint, TokenizeEndpoint
 
 logger = logging.getLogger(__name__)
 
-_UNEXPECTED = "The server failed on this request; its log says why."
 
-
-class GenerateEndpoint(ABC):
-    """POST /v1/chat/completions or /v1/completions, as a plain ASGI application."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
+class GenerateEndpoint(Endpoint):
+    """POST /v1/chat/completions or /v1/completions."""
 
     @abstractmethod
     async def make_job(self, maker: JobMaker, body: bytes, terms: Terms) -> Job:
@@ -56,28 +54,7 @@ class GenerateEndpoint(ABC):
     def shape(self, job: Job) -> ChatFormat | CompletionFormat:
         """How the answer is written."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrived = time.monotonic()
-        headers: Headers = [(b"x-request-id", request_id(scope))]
-        recorder = _StatusRecorder(send)
-        try:
-            await self._answer(scope, receive, recorder.send, headers, arrived)
-        except ClientGone:
-            return
-        except ApiError as error:
-            await recorder.fail(error, headers)
-        except asyncio.CancelledError:
-            if not self._service.draining:
-                raise
-            await recorder.fail(ApiError(STOPPING, status=503), headers)  # a body that did not come in time
-        except Exception:
-            logger.exception("a request failed in the server")
-            await recorder.fail(ApiError(_UNEXPECTED, status=500), headers)
-        finally:
-            if recorder.status:
-                self._service.metrics.responded(scope["path"], recorder.status)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         service = self._service
         client = client_of(scope)
         client.arrive()
@@ -143,29 +120,6 @@ class CompletionEndpoint(GenerateEndpoint):
         return CompletionFormat(job, self._service.model_name, self._service.text.tokens)
 
 
-class _StatusRecorder:
-    """Remembers how far the response that passes through has come."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._complete = False
-        self.status = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif not message.get("more_body", False):
-            self._complete = True
-        await self._send(message)
-
-    async def fail(self, error: ApiError, headers: Headers) -> None:
-        """An error response; where a stream has begun, an error event and its end."""
-        if not self.status:
-            await send_error(self.send, error, headers)
-        elif not self._complete:
-            await self.send({"type": "http.response.body", "body": b"data: " + error.body() + b"\n\n" + DONE})
-
-
 def create_app(service: Service) -> Gate:
     """The application around a service, which it starts and closes."""
 
@@ -180,6 +134,9 @@ def create_app(service: Service) -> Gate:
     routes = [
         Route("/v1/chat/completions", ChatEndpoint(service), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(service), methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingsEndpoint(service), methods=["POST"]),
+        Route("/tokenize", TokenizeEndpoint(service), methods=["POST"]),
+        Route("/detokenize", DetokenizeEndpoint(service), methods=["POST"]),
         *_small_routes(service),
         *cache_routes(service),
     ]
@@ -216,7 +173,11 @@ def _small_routes(service: Service) -> list[Route]:
     async def openapi(request: Request) -> Response:
         return answer(request, document(service.sampling))
 
+    async def docs(request: Request) -> Response:
+        return docs_page({"x-request-id": request_id(request.scope).decode("ascii")})
+
     return [
+        Route("/docs", docs),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
@@ -249,5 +210,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     headers = {"x-request-id": request_id(request.scope).decode("ascii")}
-    body = error_body(_UNEXPECTED, 500)
+    body = error_body(UNEXPECTED, 500)
     return Response(body, 500, headers, "application/json")

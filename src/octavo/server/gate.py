@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/health", "/ready", "/openapi.json")
+OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/docs")
 """Asked by balancers and tools, and telling nothing of anybody's work."""
 ADMIN_PATHS = ("/admin", "/metrics")
 _CLIENT = "octavo.client"

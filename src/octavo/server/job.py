@@ -118,7 +118,7 @@ class JobMaker:
         self._priorities = priorities
 
     async def chat(self, body: ChatBody, terms: Terms) -> Job:
-        self._check_model(body)
+        self.check_model(body.model)
         params.check_choices(body, self._config)
         logprobs = params.chat_logprobs(body, self._config)
         way = prompts.rendering(body, self._config)
@@ -138,10 +138,10 @@ class JobMaker:
         return self._job(body, [prompts.truncated(prompt.ids, body)], logprobs, terms, prompt.talk)
 
     async def completion(self, body: CompletionBody, terms: Terms) -> Job:
-        self._check_model(body)
+        self.check_model(body.model)
         params.check_choices(body, self._config)
         logprobs = params.completion_logprobs(body, self._config)
-        encode = self._encode if body.truncate_prompt_tokens is None else self._text.prompt
+        encode = self.encode if body.truncate_prompt_tokens is None else self._text.prompt
         ids = await prompts.completion_prompts(body, encode, self._limits, self._config)
         return self._job(body, ids, logprobs, terms)
 
@@ -152,15 +152,17 @@ class JobMaker:
             self._refuse_long("".join([*told, *(message["content"] for message in messages)]), "messages")
         return self._text.chat_prompt(messages, way, plan)
 
-    def _encode(self, text: str) -> list[int]:
-        self._refuse_hopeless(len(text), "prompt")
-        self._refuse_long(text, "prompt")
+    def encode(self, text: str, param: str = "prompt") -> list[int]:
+        """A prompt's ids; 400 that names `param` where it cannot fit."""
+        self._refuse_hopeless(len(text), param)
+        self._refuse_long(text, param)
         return self._text.prompt(text)
 
-    def _check_model(self, body: ChatBody | CompletionBody) -> None:
-        if body.model is not None and body.model != self._model_name:
+    def check_model(self, model: str | None) -> None:
+        """404 for another model than the one served."""
+        if model is not None and model != self._model_name:
             raise ApiError(
-                f"The model {body.model[:80]!r} is not served here; use {self._model_name!r}.",
+                f"The model {model[:80]!r} is not served here; use {self._model_name!r}.",
                 param="model",
                 status=404,
                 code="model_not_found",

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 import octavo
+from octavo.server.embeddings import EmbeddingBody
 from octavo.server.protocol import REFUSED_FIELDS, ChatBody, CompletionBody
+from octavo.server.tokenization import DetokenizeBody, TokenizeBody
 from octavo.types import SamplingDefaults
 
 _STATUS = {
@@ -27,6 +29,7 @@ _STATUS = {
 }
 
 
+_STREAMS = "A body, or a stream of events where stream is true."
 _NO_DEFAULTS = SamplingDefaults()
 _NAME = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
@@ -34,7 +37,8 @@ _NAME = {"name": "id", "in": "path", "required": True, "schema": {"type": "strin
 @cache
 def document(sampling: SamplingDefaults = _NO_DEFAULTS) -> dict[str, Any]:
     """OpenAPI 3.1. Fields that are always refused are left out; `sampling` are the defaults that the model suggests."""
-    _, schemas = msgspec.json.schema_components([ChatBody, CompletionBody], ref_template="#/components/schemas/{name}")
+    bodies = [ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody]
+    _, schemas = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     for body in ("ChatBody", "CompletionBody"):
         for name in REFUSED_FIELDS:
             schemas[body]["properties"].pop(name, None)
@@ -62,24 +66,27 @@ def document(sampling: SamplingDefaults = _NO_DEFAULTS) -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generate("ChatBody", "A chat's next message.")},
             "/v1/completions": {"post": _generate("CompletionBody", "The continuation of one or more prompts.")},
+            "/v1/embeddings": {"post": _generate("EmbeddingBody", "Vectors of one or more texts.", streams=False)},
+            "/tokenize": {"post": _generate("TokenizeBody", "Token ids of a prompt or a chat.", streams=False)},
+            "/detokenize": {"post": _generate("DetokenizeBody", "The text of token ids.", streams=False)},
             "/v1/models": {"get": _get("The models served.", refusals=("401", "403"))},
             "/v1/models/{id}": {"get": _get("One of them.", refusals=("401", "403", "404")), "parameters": [_NAME]},
             "/health": {"get": _get("Whether the engine lives.", "503")},
             "/ready": {"get": _get("Whether requests are taken.", "503")},
             "/metrics": {"get": _get("Prometheus metrics.", kind="text/plain", refusals=("401", "403"))},
             "/openapi.json": {"get": _get("This document.")},
+            "/docs": {"get": _get("A page of it.", kind="text/html")},
         },
         "components": {"schemas": schemas},
     }
 
 
-def _generate(body: str, summary: str) -> dict[str, Any]:
+def _generate(body: str, summary: str, streams: bool = True) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answer = {
-        "application/json": {"schema": {"type": "object"}},
+    answer: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
         # Without a schema: this version of OpenAPI has none for the events of a stream.
-        "text/event-stream": {},
-    }
+        answer["text/event-stream"] = {}
     return {
         "summary": summary,
         "requestBody": {
@@ -87,7 +94,7 @@ def _generate(body: str, summary: str) -> dict[str, Any]:
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}},
         },
         "responses": {
-            "200": {"description": "A body, or a stream of events where stream is true.", "content": answer},
+            "200": {"description": _STREAMS if streams else summary, "content": answer},
             **{status: {"description": text, "content": error} for status, text in _STATUS.items()},
         },
     }

@@ -207,7 +207,7 @@ def _convert(value: dict[str, Any], kind: type[Body]) -> Body:
     try:
         fields = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise explain(str(error)) from error
     for name, reason in REFUSED_FIELDS.items():
         given = value.get(name)
         if given is not None and not any(
@@ -217,7 +217,7 @@ def _convert(value: dict[str, Any], kind: type[Body]) -> Body:
     return fields
 
 
-def _explain(message: str) -> ApiError:
+def explain(message: str) -> ApiError:
     """A conversion error as one sentence that names the field."""
     path = _PATH.search(message)
     field = path.group(1) if path is not None else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 
+import msgspec
+
 from octavo.server.body import Scope, Send
 from octavo.server.errors import ApiError
 
@@ -28,6 +30,14 @@ def request_id(scope: Scope) -> bytes:
         )
         known = scope["octavo.request_id"] = known or b"req-" + uuid.uuid4().hex.encode()
     return bytes(known)
+
+
+async def send_json(send: Send, value: object, headers: Headers) -> None:
+    """The whole response."""
+    body = msgspec.json.encode(value)
+    start = [_JSON, (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": start})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(send: Send, error: ApiError, headers: Headers) -> None:

@@ -83,9 +83,9 @@ class ModelText:
         except ChatTemplateError as error:
             logger.warning("chats may be refused, a trial of one message was: %s", error)
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, text: str, bos: bool = True) -> list[int]:
         """A completion's prompt: the text of control tokens counts as those tokens, for the caller writes it whole."""
-        return self._tokenizer.encode(text, parse_special=True, add_bos=self._tokenizer.add_bos)
+        return self._tokenizer.encode(text, parse_special=True, add_bos=bos and self._tokenizer.add_bos)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The tokens of a word within a text, without and with a space in front."""
