@@ -9,7 +9,7 @@ PIP_INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_DISABLE_PIP_VERSION_CHECK=1
 # Torch, NumPy and the engine each start their own threads; tests run in two processes on two cores.
 TEST_ENV = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: serve setup test bars fuzz check format clean
+.PHONY: serve setup test test-clients bars fuzz check format clean
 
 serve: setup
 	.venv/bin/octavo serve $(ARGS)
@@ -20,6 +20,10 @@ setup: .venv/.installed
 test: .venv-test/.installed
 	.venv-test/bin/python -m octavo.models.store
 	$(TEST_ENV) .venv-test/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Other people's clients, unmodified, in environments of their own, against a real server: docs/clients.md.
+test-clients: .venv-test/.installed
+	.venv-test/bin/python -m tests.clients.run $(ARGS)
 
 # Each row of what must be seen, as a named run that leaves bars/NAME.json; finished ones are not repeated.
 # make bars ARGS="soak batching" runs some, ARGS="--again" all anew. The row gemma-3-270m fetches a model under Gemma's

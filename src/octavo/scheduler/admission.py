@@ -69,7 +69,8 @@ def _wrong(request: NewRequest, limits: Limits) -> str | None:
     prompt = request.prompt
     if not prompt:
         return "The prompt is empty; send at least one token."
-    if request.params.max_tokens < (1 if request.params.prompt_logprobs is None else 0):
+    undrawn = request.pooling is not None or request.params.prompt_logprobs is not None
+    if request.params.max_tokens < (0 if undrawn else 1):
         return f"max_tokens is {request.params.max_tokens}; use 1 or more, or 0 with prompt_logprobs."
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= limits.vocab_size:
