@@ -24,6 +24,7 @@ from typing import Any
 
 from octavo.config import EngineConfig, KVConfig, ModelConfig
 from octavo.engine.core import EngineCore
+from octavo.execution.executor import LocalExecutor
 from octavo.execution.factory import build_executor
 from octavo.kvcache.tiers.disk import open_tier
 from octavo.models.store import default_model
@@ -47,9 +48,10 @@ class First:
 class Engine:
     """Answers one prompt at a time."""
 
-    def __init__(self, core: EngineCore, vocab: int) -> None:
+    def __init__(self, core: EngineCore, executor: LocalExecutor) -> None:
         self.core = core
-        self.vocab = vocab
+        self.vocab = executor.info.num_tokens
+        self._executor = executor
         self._ids = 0
 
     def ask(self, prompt: list[int], salt: str = "") -> First:
@@ -67,6 +69,15 @@ class Engine:
                 cached += delta.cached_tokens or 0
         return First(seconds, tuple(tokens), cached)
 
+    def touch(self) -> None:
+        """Uses every page once: the system's work for a page that is new would count as the disk's."""
+        pages = self._executor.pages
+        assert pages is not None
+        for group, shape in enumerate(pages.shapes):
+            nothing = memoryview(bytes(shape.bytes))
+            for block in range(self._executor.num_blocks[group]):
+                pages.import_block(group, block, nothing)
+
     def stats(self) -> EngineStats:
         return self.core.stats()
 
@@ -79,7 +90,7 @@ def engine(directory: Path) -> Iterator[Engine]:
     executor = build_executor(config, lambda what, fraction: None)
     core = EngineCore(executor.config, executor, tier=open_tier(executor.config.kv, executor.info, executor.pages))
     try:
-        yield Engine(core, executor.info.num_tokens)
+        yield Engine(core, executor)
     finally:
         core.close()
         executor.close()
@@ -120,6 +131,7 @@ def disk_tier(short: bool) -> dict[str, Any]:
         rows: list[dict[str, float]] = []
         same = True
         with engine(directory) as second:
+            second.touch()
             for prompt, cold in zip(prompts, computed, strict=True):
                 forget(files)
                 rate = read_rate(rng.sample(files, min(len(files), tokens // 32)))
@@ -128,7 +140,7 @@ def disk_tier(short: bool) -> dict[str, Any]:
                 memory = second.ask(prompt)
                 again = second.ask(prompt, salt=str(rng.random()))
                 same = same and hit.tokens == memory.tokens == again.tokens == cold.tokens
-                assert hit.cached >= tokens - 32 and again.cached == 0, (hit, again)
+                assert hit.cached == tokens - 1 and again.cached == 0, (hit, again)
                 rows.append(
                     {
                         "disk": hit.seconds,

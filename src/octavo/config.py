@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 
-from octavo.http_config import MIB
+from octavo.http_config import MIB, TAKEN_HEADER
 from octavo.http_config import ServerConfig as ServerConfig
 from octavo.kv_config import KVConfig as KVConfig
 from octavo.kv_config import KVShape as KVShape
@@ -34,7 +34,6 @@ DISK_BYTES = 8 << 30
 """Bound of the KV cache's tier on disk where none is given."""
 EMULATED_ISAS = ("amx-emulated",)
 """Instruction sets for tests: never offered."""
-
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _ORIGIN = re.compile(r"https?://[^/\s]+/?|[a-z-]+://[^\s]*")
@@ -355,6 +354,8 @@ def check_server(config: ServerConfig) -> None:
     header = config.tenant_header
     if header is not None and not _HEADER.fullmatch(header):
         raise ConfigError(f"--tenant-header {header!r} is no name of a header; --tenant-header X-Tenant would work")
+    if header is not None and TAKEN_HEADER.fullmatch(header):
+        raise ConfigError(f"--tenant-header {header} holds a secret, or says something else; X-Tenant would work")
     if header is not None and config.api_keys is not None:
         raise ConfigError(
             "--tenant-header and --api-keys exclude each other: a key's name is the tenant; leave one out"

@@ -6,9 +6,14 @@ doctor` prints are both made from them (cli/server_options.py). Frozen; nothing 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+TAKEN_HEADER = re.compile(
+    r"(proxy-)?authorization|cookie|host|origin|connection|content-.*|transfer-.*|accept.*|expect|x-request-id|te", re.I
+)
+"""No tenant's: they hold a secret, or say something else."""
 KIB = 1024
 MIB = 1024 * 1024
 

@@ -36,7 +36,8 @@ def test_the_command_writes_json_and_says_one_line_a_cell(config: EngineConfig, 
     assert run_verify(config, True, None, str(tmp_path / "out.json"), lines.append)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["equal"] and len(lines) == len(found["cells"]) + 2
-    assert "0 differ" in lines[-1]
+    assert "0 differ, 0 not reached" in lines[-1], "\n".join(lines)
+    assert f"{len(found['cells'])} cells" in lines[0]
 
 
 def test_a_difference_names_request_position_and_bits() -> None:

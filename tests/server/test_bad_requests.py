@@ -214,6 +214,8 @@ def test_unknown_paths_and_methods_are_told_in_the_same_shape(echo: Server) -> N
     ):
         assert response.status_code == status
         assert response.json()["error"]["message"]
+    error = echo.client.get("/v1/models/none").json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
 def test_another_models_name_is_refused(echo: Server) -> None:

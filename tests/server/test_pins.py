@@ -110,7 +110,9 @@ def test_messages_stand_for_what_every_such_conversation_begins_with(pinned: Ser
 )
 def test_what_is_wrong_with_a_pin_is_told(pinned: Server, body: dict[str, Any], word: str) -> None:
     answer = pinned.post(PATH, body)
-    assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and word in error["message"], answer.text
+    assert error["param"] or error["code"] == "pin_refused"
     assert _pins(pinned) == []
 
 
@@ -146,10 +148,43 @@ def test_the_shared_beginning_of_two_prompts() -> None:
     assert shared_beginning([], [1]) == []
 
 
-def test_pins_end_with_their_engine_and_can_be_made_again(pinned: Server) -> None:
-    body = {"name": "again", "prompt": _ids(9, 64)}
-    assert pinned.post(PATH, body).status_code == 200
+def test_pins_outlive_their_engine(pinned: Server) -> None:
+    prompts = {"first": _ids(9, 64), "second": _ids(10, 96)}
+    for name, prompt in prompts.items():
+        assert pinned.post(PATH, {"name": name, "prompt": prompt, "ttl_seconds": 600}).status_code == 200
+    assert pinned.post(PATH, {"name": "gone", "prompt": _ids(11, 64)}).status_code == 200
+    assert pinned.client.delete(f"{PATH}/gone").status_code == 200
     os.kill(pinned.engine_pid(), signal.SIGKILL)
-    wait_until(lambda: pinned.client.get(PATH).status_code == 200 and not _pins(pinned), "a new engine has no pins")
-    assert pinned.post(PATH, body).json()["pinned_tokens"] == 64
-    assert pinned.client.delete(f"{PATH}/again").status_code == 200
+    wait_until(lambda: pinned.client.get(PATH).status_code == 503, "the engine is lost")
+
+    def pinned_tokens() -> int:
+        answer = pinned.client.get(PATH)
+        if answer.status_code == 200:
+            assert [pin["name"] for pin in answer.json()["pins"]] == list(prompts), "one that is to come is listed"
+        return int(answer.json().get("pinned_tokens", 0))
+
+    wait_until(lambda: pinned_tokens() == 160, "both are pinned again")
+    _flood(pinned)
+    for prompt in prompts.values():
+        assert _cached(pinned, [*prompt, 5]) == len(prompt)
+    left = pinned.client.get(PATH).json()["pins"][0]["seconds_left"]
+    assert 0 < left < 600
+    for name in prompts:
+        assert pinned.client.delete(f"{PATH}/{name}").status_code == 200
+    assert _pins(pinned) == []
+
+
+def test_a_pin_that_is_being_made_again_can_be_ended_or_replaced(pinned: Server) -> None:
+    for number in range(3):
+        body = {"name": f"p{number}", "prompt": _ids(20 + number, 64), "ttl_seconds": 600}
+        assert pinned.post(PATH, body).status_code == 200
+    os.kill(pinned.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: pinned.client.delete(f"{PATH}/p2").status_code == 200, "it is ended as soon as can be")
+    other = pinned.post(PATH, {"name": "p1", "prompt": _ids(30, 96), "ttl_seconds": 600})
+    assert other.status_code == 200
+    wait_until(lambda: pinned.client.get(PATH).json()["pinned_tokens"] == 160, "the first, and the new second")
+    assert sorted(_pins(pinned)) == ["p0", "p1"]
+    _flood(pinned)
+    assert _cached(pinned, [*_ids(30, 96), 5]) == 96
+    for name in ("p0", "p1"):
+        assert pinned.client.delete(f"{PATH}/{name}").status_code == 200

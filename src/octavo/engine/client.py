@@ -419,7 +419,7 @@ class AsyncEngineClient:
             if self._started is not None and not self._started.done():
                 self._started.set_exception(EngineFailed(reason))
                 return
-            logger.error("the engine died (%s); %d requests were open", reason, len(self._open))
+            logger.error("the engine died (%s); %s open", reason, _requests(len(self._open), "was", "were"))
             self._blame(process, death, reason)
             await self._start_again(process, reason)
         except Exception as error:  # whatever it is, nobody may wait for an engine that does not come
@@ -445,7 +445,7 @@ class AsyncEngineClient:
             self.restarts += 1
             if self._on_restart is not None:
                 self._on_restart(self.restarts)
-            logger.warning("the engine was started again; %d requests go on", len(self._open))
+            logger.warning("the engine was started again; %s on", _requests(len(self._open), "goes", "go"))
             return
         self._give_up(f"the engine cannot start again: {reason}")
 
@@ -459,6 +459,11 @@ class AsyncEngineClient:
             error = f"the engine died {MAX_ALONE} times with this request alone in it; last: {reason}"
             logger.error("a request is failed: %s", error)
             record.stream.push(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error))
+
+
+def _requests(count: int, one: str, many: str) -> str:
+    """A count with its verb."""
+    return f"{count} request {one}" if count == 1 else f"{count} requests {many}"
 
 
 class _Reader(asyncio.Protocol):

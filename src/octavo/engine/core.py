@@ -209,7 +209,9 @@ class EngineCore:
         if self._draining:
             self.scheduler.refuse(request_id, "The engine is shutting down; send the request again in a moment.")
             return
-        refused = refusal(message, self._limits, self.scheduler.waiting.crowd(message.tenant))
+        waiting = self.scheduler.waiting
+        crowd = waiting.crowd(message.tenant)
+        refused = refusal(message, self._limits, crowd, shared=crowd < len(waiting))
         if refused is not None:
             self.scheduler.refuse(request_id, refused.error, refused.code)
             return

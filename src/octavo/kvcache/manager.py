@@ -351,8 +351,8 @@ class KVManager:
         """Starts to bring what follows the matched blocks, where the tier has it and it is worth the wait."""
         size = self.block_size
         first = seq.matched // size
-        # The last position is computed in any case.
-        count = self.tier.run(seq.chain, tokens, first, min(seq.num_blocks, (len(tokens) - 1) // size))
+        # The last block too, where the tokens fill it: its last position is computed again, and not stored.
+        count = self.tier.run(seq.chain, tokens, first, min(seq.num_blocks, len(tokens) // size))
         if not count:
             return
         self.advance(seq, (first + count) * size)

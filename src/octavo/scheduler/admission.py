@@ -47,8 +47,11 @@ class Refusal:
     code: ErrorCode | None = None
 
 
-def refusal(request: NewRequest, limits: Limits, waiting: int) -> Refusal | None:
-    """Why the request cannot be taken at all, or None."""
+def refusal(request: NewRequest, limits: Limits, waiting: int, shared: bool = False) -> Refusal | None:
+    """Why the request cannot be taken at all, or None.
+
+    waiting: as this tenant counts them. shared: others wait too, and the tenant's part of the queue is what is full.
+    """
     error = _wrong(request, limits)
     if error is not None:
         return Refusal(error)
@@ -56,8 +59,9 @@ def refusal(request: NewRequest, limits: Limits, waiting: int) -> Refusal | None
     if len(request.prompt) + answer > limits.max_total:
         return Refusal(_too_long(len(request.prompt), answer, limits), ErrorCode.NEVER_FITS)
     if waiting >= limits.max_waiting:
+        who = "this tenant has its part of the queue waiting" if shared else f"{waiting} requests are waiting"
         return Refusal(
-            f"{waiting} requests are waiting and --max-queue-requests is {limits.max_waiting}; "
+            f"{who[:1].upper()}{who[1:]} and --max-queue-requests is {limits.max_waiting}; "
             f"try again later or start with --max-queue-requests {2 * limits.max_waiting}.",
             ErrorCode.QUEUE_FULL,
         )

@@ -140,7 +140,7 @@ def create_app(service: Service) -> Gate:
         *_small_routes(service),
         *cache_routes(service),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected_error}
+    handlers: dict[Any, Any] = {HTTPException: _http_error, ApiError: _api_error, Exception: _unexpected_error}
     application = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     return Gate(application, service.config, service.access, service.metrics.responded)
 
@@ -167,7 +167,12 @@ def _small_routes(service: Service) -> list[Route]:
 
     async def model(request: Request) -> Response:
         if not service.model_name or request.path_params["name"] != service.model_name:
-            raise HTTPException(404, "This model is not served here; /v1/models lists what is.")
+            raise ApiError(
+                "This model is not served here; /v1/models lists what is.",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
         return answer(request, _model(service))
 
     async def openapi(request: Request) -> Response:
@@ -206,6 +211,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = "There is nothing at this path; /openapi.json lists the paths."
     headers = {**(error.headers or {}), "x-request-id": request_id(request.scope).decode("ascii")}
     return Response(error_body(message, error.status_code), error.status_code, headers, "application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    """What a small route refuses."""
+    assert isinstance(error, ApiError)
+    headers = {"x-request-id": request_id(request.scope).decode("ascii")}
+    return Response(error.body(), error.status, headers, "application/json")
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

@@ -6,7 +6,8 @@ engine is doing. Two bounds: requests (`max_queue_requests`, beyond the `max_num
 full still takes a tenant's request while that tenant has less than its part of the bound waiting, so nobody who fills
 the queue locks others out; k tenants fill it to 1 + 1/2 + ... + 1/k of the bound at most. A refusal is 429 with
 `retry-after`: the time in which those that wait will have begun, from the pace at which others began while somebody
-waited.
+waited. Until a pace was seen it is what computing their prompts will take by the engine's step-time model, and before
+that has learnt anything, one second.
 
 Life: `enter` a job's requests when they are sent; `step` sees the first word of each; `leave` when the job is over.
 Off: bounds that are never reached; `max_queue_tokens = None` is the default.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.config import SchedulerConfig
 from octavo.server.errors import ApiError
-from octavo.types import NewRequest, StepOutput
+from octavo.types import EngineStats, NewRequest, StepOutput
 
 _LONGEST = 60
 """Seconds of retry-after at most."""
@@ -48,6 +49,7 @@ class Backlog:
         """None: nobody waited after it."""
         self.tokens = 0
         """Prompt tokens that wait."""
+        self._newest: EngineStats | None = None
 
     @property
     def requests(self) -> int:
@@ -62,11 +64,12 @@ class Backlog:
         """429 where so many more requests with so many prompt tokens find no room; 0 of them: before they are known."""
         requests, tokens = max(1, requests), max(1, tokens)
         as_all_requests, as_all_tokens = self._as_all(tenant, requests, tokens)
+        own_requests, own_tokens = self._tenants.get(tenant, (0, 0))
         if num_open + requests > self._most_open and as_all_requests > self._queue_requests:
-            raise self._refusal(f"{self.requests} requests wait, and --max-queue-requests is {self._queue_requests}")
+            raise self._refusal("requests", "--max-queue-requests", self.requests, own_requests, self._queue_requests)
         most = self._most_tokens
         if most is not None and self.tokens and self.tokens + tokens > most and as_all_tokens > most:
-            raise self._refusal(f"{self.tokens} prompt tokens wait, and --max-queue-tokens is {most}")
+            raise self._refusal("prompt tokens", "--max-queue-tokens", self.tokens, own_tokens, most)
 
     def enter(self, requests: Sequence[NewRequest]) -> None:
         """A job was sent. The further choices of a prompt find it computed."""
@@ -77,6 +80,7 @@ class Backlog:
 
     def step(self, output: StepOutput) -> None:
         """What the engine says: who is heard of first has begun."""
+        self._newest = output.stats
         for delta in output.deltas:
             if delta.request_id in self._waiting:
                 self._forget(delta.request_id)
@@ -89,7 +93,7 @@ class Backlog:
 
     def retry_after(self) -> int:
         """Seconds in which those that wait now will have begun."""
-        wait = self.requests * (self._interval or 0.0)
+        wait = self._prompt_seconds() if self._interval is None else self.requests * self._interval
         return max(1, min(_LONGEST, math.ceil(wait)))
 
     def _forget(self, request_id: int) -> None:
@@ -122,10 +126,24 @@ class Backlog:
             self._interval = before + _NEWEST * (interval - before)
         self._last_start = now if self._waiting else None
 
-    def _refusal(self, what: str) -> ApiError:
+    def _prompt_seconds(self) -> float:
+        """What the prompts that wait will take to compute, as the engine has learnt; 0 before it has."""
+        newest = self._newest
+        if newest is None:
+            return 0.0
+        steps = -(-self.tokens // max(1, newest.step_budget))
+        return steps * newest.step_prices[0] + self.tokens * newest.step_prices[1]
+
+    def _refusal(self, what: str, flag: str, waiting: int, own: int, most: int) -> ApiError:
+        """what: is counted. own: of the tenant, whose part is the bound divided by the tenants that wait."""
         seconds = self.retry_after()
+        if self._fair and len(self._tenants) > 1:
+            said = f"Your part of the queue is taken: {own} of its {waiting} {what} are yours, {len(self._tenants)} "
+            said += f"tenants wait, and {flag} is {most}"
+        else:
+            said = f"The queue is full: {waiting} {what} wait, and {flag} is {most}"
         return ApiError(
-            f"The queue is full: {what}; try again in {seconds} s.",
+            f"{said}; try again in {seconds} s.",
             status=429,
             code="queue_full",
             retry_after=seconds,

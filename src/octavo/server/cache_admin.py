@@ -4,10 +4,8 @@
     GET    /admin/cache/pins
     DELETE /admin/cache/pins/{name}
 
-Life of a pin: its prefix is computed as an ordinary prompt with one token to draw, where it is not in the cache yet;
-then the engine holds the blocks until the time is over (kvcache/pins.py). Messages stand for the beginning that every
-conversation has which begins with them. Who may ask is decided before (gate.py): these paths need the administrator's
-key.
+The pins themselves are kept in pins.py. Messages stand for the beginning that every conversation has which begins with
+them. Who may ask is decided before (gate.py): these paths need the administrator's key.
 
 Off: no `--pin-tokens`: every pin is refused.
 """
@@ -29,16 +27,14 @@ from octavo.server.body import parse_object, read_body
 from octavo.server.errors import ApiError
 from octavo.server.job import JobMaker
 from octavo.server.limits import MAX_SALT_CHARACTERS
-from octavo.server.protocol import check_chat, check_completion
+from octavo.server.protocol import check_chat, check_completion, explain
 from octavo.server.service import Service
 from octavo.server.terms import Terms, read_terms
-from octavo.types import FinishReason, ListPins, NewRequest, PinPrefix, PinReply, UnpinPrefix
+from octavo.types import NewRequest, PinReply
 
 PATH = "/admin/cache/pins"
 MAX_SECONDS = 30 * 24 * 3600.0
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-_TRIES = 3
-"""Between computing a prefix and pinning it, others may push it out."""
 
 
 class PinBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +54,7 @@ def cache_routes(service: Service) -> list[Route]:
 
     async def pins(request: Request) -> Response:
         if request.method == "GET":
-            return _answer(await service.client.ask(lambda call: ListPins(call=call)))
+            return _answer(await service.pins.pins())
         data = await read_body(request.scope, request.receive, service.config, service.buffered)
         try:
             body = parse_pin(data)
@@ -66,11 +62,10 @@ def cache_routes(service: Service) -> list[Route]:
             prefix = await _prefix(service.admit(terms.tenant), body, terms)
         finally:
             service.buffered.bytes -= len(data)
-        return _answer(await make_pin(service, body, prefix))
+        return _answer(await service.pins.pin(body.name, prefix, body.ttl_seconds))
 
     async def unpin(request: Request) -> Response:
-        name = request.path_params["name"]
-        return _answer(await service.client.ask(lambda call: UnpinPrefix(call=call, name=name)))
+        return _answer(await service.pins.unpin(request.path_params["name"]))
 
     async def guarded(request: Request) -> Response:
         try:
@@ -91,7 +86,7 @@ def parse_pin(data: bytes) -> PinBody:
     try:
         body = msgspec.convert(parse_object(data), PinBody)
     except msgspec.ValidationError as error:
-        raise ApiError(f"This is no pin: {error}.") from None
+        raise explain(str(error)) from None
     if not _NAME.fullmatch(body.name):
         raise ApiError("name must be 1 to 64 letters, digits or any of . _ : -", param="name")
     if (body.prompt is None) == (body.messages is None):
@@ -117,31 +112,6 @@ def shared_beginning(a: Sequence[int], b: Sequence[int]) -> list[int]:
     """The tokens that both begin with."""
     length = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return list(a[:length])
-
-
-async def make_pin(service: Service, body: PinBody, prefix: NewRequest) -> PinReply:
-    """Pins what is cached; computes it first where it is not."""
-
-    def pin(call: int) -> PinPrefix:
-        return PinPrefix(
-            call=call,
-            name=body.name,
-            tokens=prefix.prompt,
-            seconds=body.ttl_seconds,
-            tenant=prefix.tenant,
-            cache_salt=prefix.cache_salt,
-            adapter=prefix.adapter,
-        )
-
-    reply = await service.client.ask(pin)
-    for _ in range(_TRIES):
-        if not reply.missing:
-            break
-        async for delta in service.client.generate(msgspec.structs.replace(prefix, request_id=service.client.new_id())):
-            if delta.finish is FinishReason.ERROR:
-                raise ApiError(f"The prefix cannot be computed: {delta.error}", status=503)
-        reply = await service.client.ask(pin)
-    return reply
 
 
 def _answer(reply: PinReply) -> Response:

@@ -86,7 +86,8 @@ def read_admin_keys(path: str) -> KeyRing:
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
             where = f"--admin-key-file {path}, line {number}"
-            digest = _hashed(where, line[7:]) if line.startswith("sha256:") else _plain(where, line, exposed)
+            hashed = line.startswith("sha256:")
+            digest = _hashed(where, line[7:]) if hashed else _plain(where, line, exposed, "sha256:HEX on its line")
             keys.append(ApiKey("admin", digest, {}))
     if not keys or len(keys) > MAX_KEYS:
         raise ConfigError(f"--admin-key-file {path} holds {len(keys)} keys; one a line, 1 to {MAX_KEYS}, would work")
@@ -136,13 +137,19 @@ def _api_key(where: str, name: str, table: Any, exposed: str | None) -> ApiKey:
             if type(value) is not int or not 0 <= value <= 1 << 40:
                 raise ConfigError(f"{where}: {limit} must be a number from 0 (no limit) up; 60 would work")
             limits[limit] = value
-    digest = _plain(where, table["key"], exposed) if "key" in table else _hashed(where, table["sha256"])
+    if "key" in table:
+        digest = _plain(where, table["key"], exposed, 'sha256 = "..." in its place')
+    else:
+        digest = _hashed(where, table["sha256"])
     return ApiKey(name, digest, limits)
 
 
-def _plain(where: str, key: Any, exposed: str | None) -> bytes:
+def _plain(where: str, key: Any, exposed: str | None, instead: str) -> bytes:
+    """instead: what a file that others may read can hold."""
     if exposed is not None:
-        raise ConfigError(f"{where} holds a plain key, and others may read the file; {exposed} would work, or sha256")
+        raise ConfigError(
+            f"{where} holds a plain key, and others may read the file; {exposed} would work, or {instead}"
+        )
     if not isinstance(key, str) or len(key) < MIN_CHARACTERS or not re.fullmatch(r"[\x21-\x7e]+", key):
         raise ConfigError(f"{where}: a key has {MIN_CHARACTERS} printable characters or more, without spaces")
     return hashlib.sha256(key.encode("ascii")).digest()

@@ -29,6 +29,7 @@ from octavo.server.errors import ApiError
 from octavo.server.gate import Access
 from octavo.server.job import Job, JobMaker
 from octavo.server.params import ModelLimits
+from octavo.server.pins import PinKeeper
 from octavo.server.text import ModelText, load_text
 from octavo.types import Progress, Ready, SamplingDefaults, StepOutput
 
@@ -69,10 +70,11 @@ class Service:
             engine,
             on_progress=self._progress,
             on_step=self._step,
-            on_restart=self.metrics.restarted,
+            on_restart=self._restarted,
             on_failed=on_failure,
             command=command,
         )
+        self.pins = PinKeeper(self.client)
         self.maker: JobMaker | None = None
         self.text: ModelText | None = None
         self.model_name = ""
@@ -142,6 +144,10 @@ class Service:
         text.check()
         return text
 
+    def _restarted(self, restarts: int) -> None:
+        self.metrics.restarted(restarts)
+        self.pins.restore()
+
     def drain(self) -> None:
         """Takes no more requests; open ones have `drain_seconds`, then they are ended with a reason."""
         if not self.draining:
@@ -152,6 +158,7 @@ class Service:
         self.draining = True
         for task in self._tasks:
             task.cancel()
+        self.pins.close()
         await self.client.close()
         if self.text is not None:
             await asyncio.to_thread(self.text.close)

@@ -132,7 +132,8 @@ def verify(config: EngineConfig, quick: bool, seed: int, say: Say, isas: tuple[s
                 slow_arms = any(isa in SLOW_ISAS for isa in known)
                 for slow in (False, True) if slow_arms else (False,):
                     expected[slow] = alone(executor, _asked(executor, seed, slow))
-                say(f"compared with each request alone, whole and cold on {arm.text()}")
+                count = sum(len(_conditions(each, quick)) for each in arms(known, threads, quick))
+                say(f"compared with each request alone, whole and cold on {arm.text()}: {count} cells")
             for cell in _cells(executor, arm, expected, seed, rng, quick):
                 report.cells.append(cell)
                 say(_line(cell))
@@ -146,7 +147,7 @@ def _cells(
 ) -> Iterator[Cell]:
     slow = arm.isa in SLOW_ISAS
     asked = _asked(executor, seed, slow)
-    for condition in conditions(quick or slow or arm.threads == 1):
+    for condition in _conditions(arm, quick):
         began = time.monotonic()
         outcome = run_cell(executor, asked, condition, rng)
         found = compare(expected[slow], outcome.answers)
@@ -154,6 +155,11 @@ def _cells(
         seconds = round(time.monotonic() - began, 2)
         said = None if found is None else found.text()
         yield Cell(arm.text(), condition.text().strip(), result, said, len(outcome.answers), seconds)
+
+
+def _conditions(arm: Arm, quick: bool) -> list[Condition]:
+    """Those of an arm: few where it is slow."""
+    return conditions(quick or arm.isa in SLOW_ISAS or arm.threads == 1)
 
 
 def _line(cell: Cell) -> str:

@@ -137,8 +137,26 @@ def test_foreign_files_are_left_alone_and_half_written_ones_removed(
     part.write_bytes(b"half")
     with caplog.at_level(logging.WARNING):
         kept = store(directory)
-    assert len(caplog.records) == 1 and "2 files" in caplog.text and "holiday.jpg" in caplog.text
+    assert len(caplog.records) == 1 and "2 entries" in caplog.text and "holiday.jpg" in caplog.text
     assert not len(kept) and not part.exists() and (directory / "holiday.jpg").exists()
+    kept.close()
+
+
+def test_a_directory_in_a_blocks_place_costs_that_block_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys, tokens = chain(2)
+    blocks = [cached(keys, tokens, index) for index in range(2)]
+    directory = tmp_path / "kv"
+    directory.mkdir(mode=0o700)
+    path = directory / f"{blocks[0].key.hex()}.0.kv"
+    path.mkdir()
+    with caplog.at_level(logging.WARNING):
+        kept = store(directory)
+        for _ in range(2):
+            assert kept.write(0, blocks[0], file_of(blocks[0], content(blocks[0].key))) == 0
+    assert len(caplog.records) == 1 and path.name in caplog.text
+    assert path.is_dir() and not list(directory.glob("*.part")) and not kept.has(blocks[0].key, 0)
+    put(kept, keys, tokens, 1)
+    assert get(kept, blocks[1]) == content(blocks[1].key)
     kept.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.config import SchedulerConfig
@@ -95,6 +96,16 @@ def test_retry_after_is_the_time_in_which_those_that_wait_begin() -> None:
     assert _refusal(backlog, 99).retry_after == 10
 
 
+def test_before_there_is_a_pace_prompts_are_counted() -> None:
+    backlog, _ = _backlog(max_queue_requests=10)
+    backlog.enter(_requests(0, 40, prompt=500))
+    learnt = msgspec.structs.replace(STATS, step_prices=(0.05, 0.001, 0.0, 0.0), step_budget=1000)
+    backlog.step(StepOutput([], learnt))
+    assert backlog.retry_after() == 21  # 20 000 tokens, 20 steps
+    backlog.enter(_requests(100, 400, prompt=500))
+    assert backlog.retry_after() == 60
+
+
 def test_a_quiet_hour_is_no_pace() -> None:
     backlog, clock = _backlog()
     for i in range(10):
@@ -109,11 +120,13 @@ def test_a_tenant_that_fills_the_queue_locks_no_other_out() -> None:
     backlog, _ = _backlog(max_queue_requests=4, max_queue_tokens=100)
     many = [make_request(i, [5] * 10, 4, tenant="many") for i in range(6)]
     backlog.enter(many)
-    _refusal(backlog, 6, tenant="many")
+    mine = _refusal(backlog, 6, tenant="many").message
+    assert "6 requests wait" in mine and "--max-queue-requests is 4" in mine
     backlog.check(6, "few", 2, 20)
     _refusal(backlog, 6, 3, 30, tenant="few")
     backlog.enter([make_request(9, [5] * 45, 4, tenant="few")])
-    _refusal(backlog, 7, 1, 60, tenant="few")
+    theirs = _refusal(backlog, 7, 1, 60, tenant="few").message
+    assert "45 of its 105 prompt tokens are yours, 2 tenants wait" in theirs and "--max-queue-tokens is 100" in theirs
     backlog.leave(many)
     backlog.check(1, "few", 1, 55)
     plain, _ = _backlog(max_queue_requests=4, tenant_fairness=False)

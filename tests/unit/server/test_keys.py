@@ -81,3 +81,10 @@ def test_admin_keys_are_lines(tmp_path: Path) -> None:
     assert ring.find(b"# old and new") is None
     with pytest.raises(ConfigError, match="holds 0 keys"):
         read_admin_keys(write(tmp_path / "admin", "# nothing\n"))
+
+
+def test_what_would_work_in_an_open_file_is_said_in_that_files_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sha256:HEX on its line"):
+        read_admin_keys(write(tmp_path / "admin", SECRET, 0o644))
+    with pytest.raises(ConfigError, match=r'sha256 = "\.\.\." in its place'):
+        read_api_keys(write(tmp_path / "keys", f'[a]\nkey = "{SECRET}"', 0o644))

@@ -20,7 +20,9 @@ from octavo.bench.chaos.plan import Plan
 from octavo.bench.serve.client import fetch
 from octavo.config import EngineConfig
 
-_DEATH = re.compile(r"the engine died \((.*)\); (\d+) requests")
+_LEAST_KILLING = 60.0
+_CALM_TIMES = 10
+_DEATH = re.compile(r"the engine died \((.*)\); (\d+) requests? w")
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Report:
     kills: list[float] = field(default_factory=list)
     """Moments of the kills from outside."""
     metrics: dict[str, float] = field(default_factory=dict)
+    spared: float | None = None
+    """Seconds after which the killing ended although requests were open; None where it did not come to that."""
 
     @property
     def good(self) -> list[Stream]:
@@ -86,6 +90,11 @@ class Report:
         ]
         if self.differences:
             lines.append(f"           first: {self.differences[0]}")
+        if self.spared is not None:
+            lines.append(
+                f"spared     from {self.spared:.0f} s on: engines were killed faster than they could finish; a longer "
+                f"--kill-every, or --seconds, would set the end"
+            )
         lines += [f"poisoned   {stream.error}" for stream in self.poisoned]
         if gaps:
             lines.append(f"gaps       median {median(gaps):.2f} s, longest {max(gaps):.2f} s")
@@ -118,14 +127,18 @@ def measure(
     """kill_every, seconds: SIGKILL from outside so often, and so long a load.
 
     What is open after that is left in peace: where engines start more slowly than they are killed, it would never end.
+    Without `seconds` the killing ends after `_LEAST_KILLING` seconds, or `_CALM_TIMES` times the undisturbed run.
     """
+    began = time.monotonic()
     with ServerChild(engine) as server:
         calm = asyncio.run(run_load(server.target, plan, said=lambda what: said(f"undisturbed: {what}")))
+    most = seconds if seconds is not None else max(_LEAST_KILLING, _CALM_TIMES * (time.monotonic() - began))
     with ServerChild(engine, plan.faults) as server:
-        streams, kills = asyncio.run(_disturbed(server, plan, kill_every, seconds, said))
+        streams, kills, ended = asyncio.run(_disturbed(server, plan, kill_every, seconds, most, said))
         _, page = asyncio.run(fetch(server.target, "GET", "/metrics"))
     deaths = [found[1] for line in server.lines if (found := _DEATH.search(line))]
-    return Report(plan, calm, streams, deaths, kills, _samples(page.decode()))
+    spared = most if ended and seconds is None else None
+    return Report(plan, calm, streams, deaths, kills, _samples(page.decode()), spared)
 
 
 async def _disturbed(
@@ -133,13 +146,15 @@ async def _disturbed(
     plan: Plan,
     kill_every: float | None,
     seconds: float | None,
+    most: float,
     said: Callable[[str], None],
-) -> tuple[list[Stream], list[float]]:
+) -> tuple[list[Stream], list[float], bool]:
+    """The streams, the moments of kills, and whether killing ended (after `most` seconds) before the load did."""
     kills: list[float] = []
 
     async def killer(every: float) -> None:
         began = time.monotonic()
-        while seconds is None or time.monotonic() - began < seconds:
+        while time.monotonic() - began < most:
             await asyncio.sleep(every)
             if await asyncio.to_thread(server.kill_engine):
                 kills.append(time.monotonic())
@@ -147,10 +162,11 @@ async def _disturbed(
     task = asyncio.create_task(killer(kill_every)) if kill_every else None
     try:
         streams = await run_load(server.target, plan, seconds, lambda what: said(f"disturbed: {what}"))
+        ended = task is not None and task.done()
     finally:
         if task is not None:
             task.cancel()
-    return streams, kills
+    return streams, kills, ended
 
 
 def _samples(page: str) -> dict[str, float]:

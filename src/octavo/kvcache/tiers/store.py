@@ -51,6 +51,8 @@ class DiskStore:
         self._files: OrderedDict[bytes, int] = OrderedDict()
         """Sizes by key and group, the least recently used first."""
         self._bytes = 0
+        self._told = False
+        """A directory in a block's place was told of."""
         self._lock = _own(directory)
         try:
             self._index()
@@ -82,7 +84,10 @@ class DiskStore:
                 self._files.move_to_end(_name(key, group))
 
     def write(self, group: int, cached: Cached, buffer: memoryview) -> int:
-        """Keeps a block; buffer: room for the header, then the wire form. Returns its bytes; raises OSError."""
+        """Keeps a block; buffer: room for the header, then the wire form. Returns its bytes; raises OSError.
+
+        A directory that has the block's name is left alone, and the block is not kept.
+        """
         shape = self.shapes[group]
         size = header_bytes(shape)
         buffer[:size] = make_header(self._identity, group, shape, cached, self._checksum(buffer[size:]))
@@ -100,7 +105,12 @@ class DiskStore:
             raise
         finally:
             os.close(file)
-        os.replace(part, path)
+        try:
+            os.replace(part, path)
+        except IsADirectoryError:
+            part.unlink()
+            self._leave_alone(path)
+            return 0
         with self._guard:
             self._bytes += len(buffer) - self._files.pop(name, 0)
             self._files[name] = len(buffer)
@@ -165,6 +175,12 @@ class DiskStore:
                 self._bytes -= length
             self._path(name).unlink(missing_ok=True)
 
+    def _leave_alone(self, path: Path) -> None:
+        """Says once what stands in a block's way."""
+        if not self._told:
+            self._told = True
+            log.warning("%s in %s is a directory and left alone: its block is not kept", path.name, self.directory)
+
     def _index(self) -> None:
         """Finds the files that are there, and removes what a killed process left half written."""
         found: list[tuple[int, bytes, int]] = []
@@ -185,10 +201,12 @@ class DiskStore:
             self._files[name] = size
             self._bytes += size
         if foreign:
+            self._told = any(_NAME.fullmatch(name) for name in foreign)
             log.warning(
-                "%d files in %s are none of the KV cache's and are left alone, such as %s",
-                len(foreign),
+                "%s in %s %s none of the KV cache's and left alone, such as %s",
+                "1 entry" if len(foreign) == 1 else f"{len(foreign)} entries",
                 self.directory,
+                "is" if len(foreign) == 1 else "are",
                 min(foreign),
             )
 
