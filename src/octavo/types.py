@@ -181,6 +181,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     that is generated, or with it."""
 
 
+StepPrices = tuple[float, float, float, float, float]
+"""Of any step, a position computed, a row of logits, a position of context read, a (position computed, seen) pair."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot after a step. Counters only ever grow."""
 
@@ -228,8 +232,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What the step-time model said before each of them, summed."""
     step_budget: int = 0
     """Tokens that the newest step could have."""
-    step_prices: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Seconds, as learnt: of any step, of a position computed, of a token drawn, of a position read by attention."""
+    step_prices: StepPrices = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """Seconds, as learnt."""
     waiting_tokens: int = 0
     """Positions that waiting requests still have to compute before they draw a token."""
     drafts_checked: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any
 from octavo.bench.arm import Arm, Run, take_turns
 from octavo.bench.machine import Watch, as_json, header, noise
 from octavo.bench.offline import limits_of
-from octavo.bench.predict import StepCost, batching_ratio
+from octavo.bench.predict import Prediction, by_batching, by_chunks
 from octavo.bench.stats import LEAST_PAIRS, Ratio, paired_ratio, spread
 from octavo.bench.workload import Workload, constant, exponential, random_workload
 from octavo.config import EngineConfig, ExecutionConfig, KVConfig, SchedulerConfig, SpeculativeConfig
@@ -37,8 +37,8 @@ class Pair:
     unit: str = "output tokens a second"
     same_outputs: bool = True
     """Both settings must give the same tokens."""
-    predict: Callable[[StepCost, Workload, int], float] | None = None
-    """(measured cost of a step, work, rows a step) -> the ratio that the work itself predicts."""
+    predict: Prediction | None = None
+    """The ratio that the work itself predicts."""
 
 
 def _kv(**values: Any) -> Change:
@@ -77,7 +77,7 @@ def batching_pair(rows: int, mean: int = 48, most: int = 192, batches: int = 4, 
         a=_scheduler(policy="static", **few),
         b=_scheduler(policy="continuous", **few),
         make=lambda vocab, seed: random_workload(rows * batches, 16, lengths, vocab, seed),
-        predict=batching_ratio,
+        predict=by_batching,
     )
 
 
@@ -122,6 +122,7 @@ def chunks_pair(what: str, metric: Callable[[Run], float]) -> Pair:
         lambda vocab, seed: _streams_and_prompts(vocab, seed),
         metric=metric,
         unit=f"seconds, {what}",
+        predict=by_chunks,
     )
 
 
@@ -247,7 +248,7 @@ class Finding:
             f"B / A      {self.ratio.text()}",
         ]
         if self.predicted is not None:
-            lines.append(f"predicted  {self.predicted:.3f} from the measured cost of a step: {self.share:.2f} of it")
+            lines.append(f"predicted  {self.predicted:.3f} from the measured cost of steps: {self.share:.2f} of it")
         lines.append(f"outputs    {self._outputs()}")
         each = self.seconds / self.ratio.pairs
         lines.append(f"took       {self.seconds:.0f} s, {each:.2g} s a pair (warm-up and step costs included)")
@@ -285,7 +286,7 @@ def measure(
     b: list[float] = []
     different = 0
     predictions: list[float] = []
-    cost = StepCost.measure(b_arm) if pair.predict else None
+    predict = pair.predict(arms, pair.make(vocab, seed)) if pair.predict else None
     with Watch() as watch:
         for index in range(pairs):
             work = pair.make(vocab, rng.getrandbits(48))
@@ -296,8 +297,8 @@ def measure(
             a.append(pair.metric(one))
             b.append(pair.metric(two))
             different += one.outputs != two.outputs
-            if pair.predict and cost:
-                predictions.append(pair.predict(cost, work, b_arm.config.scheduler.max_num_seqs))
+            if predict is not None:
+                predictions.append(predict(work))
             progress(index + 1)
             if limit_seconds and index + 1 >= LEAST_PAIRS and time.monotonic() - began > limit_seconds:
                 break

@@ -1,12 +1,13 @@
-"""What a workload predicts of itself: the time of a schedule, from the measured cost of a step with m rows.
+"""What a workload predicts of itself: the time of a schedule, from the measured cost of steps.
 
 The prediction knows nothing of the engine but that cost, so a measured ratio beside it says how much of a technique's
-effect the engine realises (Orca's continuous batching: a static batch runs as long as its longest answer).
+effect the engine realises: continuous batching (Orca's: a static batch runs as long as its longest answer), and chunked
+prefill (a stream waits for a step with a chunk in it, instead of one with a whole prompt).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from octavo.bench.workload import Workload, constant, random_workload
 
 if TYPE_CHECKING:
     from octavo.bench.arm import Arm
+
+Prediction = Callable[[tuple["Arm", "Arm"], Workload], Callable[[Workload], float]]
+"""(arms, work of their kind) -> what measures the steps once, and then says the ratio that a piece of work predicts."""
 
 _REPEATS = 3
 _STEPS = 24
@@ -68,3 +72,21 @@ def batching_ratio(cost: StepCost, work: Workload, rows: int) -> float:
     static = schedule_seconds(lengths, rows, cost, static=True) + prompts
     continuous = schedule_seconds(lengths, rows, cost, static=False) + prompts
     return static / continuous
+
+
+def by_batching(arms: tuple[Arm, Arm], work: Workload) -> Callable[[Workload], float]:
+    """Of continuous (B) over static batching (A)."""
+    rows = arms[1].config.scheduler.max_num_seqs
+    cost = StepCost.measure(arms[1])
+    return lambda one: batching_ratio(cost, one, rows)
+
+
+def by_chunks(arms: tuple[Arm, Arm], work: Workload) -> Callable[[Workload], float]:
+    """Of the gap beside a prompt in chunks (B) over that beside a whole one (A): seconds of a step with either."""
+    longest = max(len(item.prompt) for item in work.items)
+    seconds = []
+    for arm in arms:
+        alone = random_workload(1, longest, constant(1), arm.info.num_tokens, longest)
+        runs = [arm.run(alone) for _ in range(_REPEATS)]
+        seconds.append(float(np.median([run.first[0] / run.steps for run in runs])))
+    return lambda one: seconds[1] / seconds[0]

@@ -66,7 +66,7 @@ _LIVE = {
 }
 
 
-_PARTS = ("fixed", "token", "row", "context")
+_PARTS = ("fixed", "token", "row", "context", "pair")
 """Of `EngineStats.step_prices`."""
 
 
@@ -191,7 +191,7 @@ class Metrics:
         for field, (name, help_text) in _GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=0 if stats is None else getattr(stats, field))
         prices = GaugeMetricFamily("octavo_step_price_seconds", "Learnt: a step's seconds by part.", labels=["part"])
-        for part, price in zip(_PARTS, stats.step_prices if stats else (0.0,) * 4, strict=True):
+        for part, price in zip(_PARTS, stats.step_prices if stats else (0.0,) * len(_PARTS), strict=True):
             prices.add_metric([part], price)
         yield prices
         for field, (name, help_text) in _LIVE.items():

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from octavo.config import SchedulerConfig
 from octavo.scheduler.state import RequestState
-from octavo.scheduler.step_model import StepLoad, StepTimeModel
+from octavo.scheduler.step_model import StepTimeModel, decode_load
 
 _LEAST = 16
 _FIRST = 32
@@ -84,7 +84,7 @@ class TargetBudget:
             return _FIRST
         count = len(decodes)
         context = sum(request.num_computed + 1 for request in decodes)
-        base = self._model.predict_load(StepLoad(count, count, context))
+        base = self._model.predict_load(decode_load(count, context))
         if base >= _HOPELESS * self._target:
             return _LEAST
         chunk = self._fitting(_AIM * self._target - base, start)
@@ -94,11 +94,12 @@ class TargetBudget:
 
     def _fitting(self, spare: float, start: int) -> int:
         """The most tokens from position `start` on that take `spare` seconds."""
+        _, token, _, context, pair = self._model.prices
+        # pair / 2 c^2 + (token + context + pair (start + 1/2)) c = spare - context start
+        spare -= context * start
         if spare <= 0:
             return 0
-        _, token, _, position = self._model.prices
-        # position / 2 c^2 + (token + position start) c = spare
-        square, linear = position / 2, token + position * start
+        square, linear = pair / 2, token + context + pair * (start + 0.5)
         if linear <= 0 and square <= 0:
             return self._most
         return int(min(self._most, 2 * spare / (linear + math.sqrt(linear * linear + 4 * square * spare))))

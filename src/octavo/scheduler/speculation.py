@@ -313,5 +313,5 @@ def _compare(guess: Sequence[int], tokens: Sequence[int]) -> tuple[int, bool]:
 
 def _price(model: StepTimeModel, load: StepLoad, start: int) -> float:
     """Seconds of one draft token more."""
-    more = StepLoad(load.tokens + 1, load.rows + 1, load.context + start + 1)
+    more = StepLoad(load.tokens + 1, load.rows + 1, load.context + 1, load.pairs + start + 1)
     return max(0.0, model.predict_load(more) - model.predict_load(load))

@@ -1,8 +1,14 @@
 """How long a step takes: a model learnt from the steps that have run.
 
-    seconds = fixed + token * positions computed + row * tokens drawn + context * positions read by attention
+    seconds = fixed + token * positions computed + row * rows of logits + context * positions of context read
+              + pair * (position computed, position it sees)
 
-The four prices are fitted by recursive least squares with forgetting over relative errors, so a short step counts as
+A part of a step reads its context once, whatever it computes over it: that is what a decode pays for. A chunk of c
+positions over n others reads n + c and has about c * (n + c / 2) pairs, which cost far less each, for the rows of a
+chunk share what is read. Streams that only decode cannot tell the two apart; the units below give what is not told
+apart to the reading.
+
+The five prices are fitted by recursive least squares with forgetting over relative errors, so a short step counts as
 much as a long one and the last few hundred steps count most. Three guards:
 
 - an error far beyond the usual is passed over unless the step before erred the same way: a stolen core is no new price;
@@ -19,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.types import StepPlan
+from octavo.types import StepPlan, StepPrices
 
 LEARNT = 8
 """Steps after which `predict` is worth something."""
-_UNITS = (1.0, 64.0, 16.0, 65536.0)
+_UNITS = (1.0, 64.0, 16.0, 16384.0, 65536.0)
 """Of the features, so that all are about 1."""
+_COUNT = len(_UNITS)
 _FORGET = 0.99
 _NOISE = 0.01
 """Variance of a step's relative error."""
@@ -34,7 +41,7 @@ _STREAK = 3
 _LEAST = 1e-6
 """Seconds; no step is shorter."""
 
-Four = list[float]
+Row = list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +53,33 @@ class StepLoad:
     rows: int
     """Rows of logits: tokens drawn, and prompt tokens scored."""
     context: int
-    """Positions that attention reads, summed over the positions computed."""
+    """Positions that attention reads, once for each part of the step."""
+    pairs: int
+    """Positions that it looks at, summed over the positions computed."""
+
+
+def decode_load(count: int, context: int) -> StepLoad:
+    """Of so many decodes over contexts of so many positions together, the new ones included."""
+    return StepLoad(count, count, context, context)
 
 
 def load_of(parts: Iterable[tuple[int, int, int]]) -> StepLoad:
     """parts: (first position, positions, rows of logits) of each request."""
-    tokens = rows = context = 0
+    tokens = rows = context = pairs = 0
     for start, count, logits in parts:
         tokens += count
         rows += logits
-        context += count * start + count * (count + 1) // 2
-    return StepLoad(tokens, rows, context)
+        context += start + count
+        pairs += count * start + count * (count + 1) // 2
+    return StepLoad(tokens, rows, context, pairs)
 
 
 class StepTimeModel:
     """See the module."""
 
     def __init__(self) -> None:
-        self._theta: Four = [0.0] * 4
-        self._p: list[Four] = []
+        self._theta: Row = [0.0] * _COUNT
+        self._p: list[Row] = []
         """Covariance of the prices; empty before the first step."""
         self._widest = 0.0
         """Of the covariance's trace."""
@@ -81,10 +96,10 @@ class StepTimeModel:
         return self.observed >= LEARNT
 
     @property
-    def prices(self) -> tuple[float, float, float, float]:
-        """Seconds: of any step, of a position computed, of a token drawn, of a position read. Never negative."""
-        fixed, token, row, context = (max(0.0, a / b) for a, b in zip(self._theta, _UNITS, strict=True))
-        return fixed, token, row, context
+    def prices(self) -> StepPrices:
+        """Never negative."""
+        fixed, token, row, context, pair = (max(0.0, a / b) for a, b in zip(self._theta, _UNITS, strict=True))
+        return fixed, token, row, context, pair
 
     @property
     def usual_error(self) -> float:
@@ -134,29 +149,36 @@ class StepTimeModel:
     def _doubt(self, spread: float) -> None:
         """Any price may be `spread` seconds away (a unit of its feature)."""
         variance = spread * spread
-        self._p = [[variance if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._p = [[variance if i == j else 0.0 for j in range(_COUNT)] for i in range(_COUNT)]
         self._widest = variance
 
-    def _update(self, x: Four, error: float) -> None:
+    def _update(self, x: Row, error: float) -> None:
         """One step of recursive least squares: x is a row, error what it left unexplained."""
         p, theta = self._p, self._theta
         px = [_dot(row, x) for row in p]
         down = _NOISE + _dot(px, x)
         grow = 1 / _FORGET
-        if (p[0][0] + p[1][1] + p[2][2] + p[3][3]) * grow > 4 * self._widest:
+        if (p[0][0] + p[1][1] + p[2][2] + p[3][3] + p[4][4]) * grow > _COUNT * self._widest:
             grow = 1.0
-        for i in range(4):
+        for i in range(_COUNT):
             theta[i] += px[i] / down * error
             row, factor = p[i], px[i] / down
             row[0] = (row[0] - factor * px[0]) * grow
             row[1] = (row[1] - factor * px[1]) * grow
             row[2] = (row[2] - factor * px[2]) * grow
             row[3] = (row[3] - factor * px[3]) * grow
+            row[4] = (row[4] - factor * px[4]) * grow
 
 
-def _features(load: StepLoad) -> Four:
-    return [1.0, load.tokens / _UNITS[1], load.rows / _UNITS[2], load.context / _UNITS[3]]
+def _features(load: StepLoad) -> Row:
+    return [
+        1.0,
+        load.tokens / _UNITS[1],
+        load.rows / _UNITS[2],
+        load.context / _UNITS[3],
+        load.pairs / _UNITS[4],
+    ]
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3] + a[4] * b[4]

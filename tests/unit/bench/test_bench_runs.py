@@ -63,6 +63,15 @@ def test_an_ablation_compares_outputs_and_reports_its_interval(config: EngineCon
     assert "machine" in text and "GB/s" in text and "the same tokens in every pair" in text
 
 
+def test_chunks_are_compared_with_what_the_cost_of_steps_predicts(config: EngineConfig) -> None:
+    pair = PAIRS["chunked-prefill"]()
+    with Arm("A", pair.a(config)) as a, Arm("B", pair.b(config)) as b:
+        found = measure(pair, (a, b), 6, secrets.randbits(31))
+    assert found.sound and found.predicted is not None
+    assert 0 < found.predicted < 0.7, "a step with 64 rows takes less than one with 1000"
+    assert any(line.startswith("predicted") for line in found.text())
+
+
 def test_an_ablation_whose_outputs_must_agree_says_so_where_they_differ(config: EngineConfig, tmp_path: Path) -> None:
     stranger = write_hf(tmp_path / "model", Tiny(max_context=2048, tied=False, seed=1)).path
     other = replace(config, model=replace(config.model, path=str(stranger)))

@@ -16,7 +16,7 @@ def stats(steps: int, **changes: Any) -> StepOutput:
     fields: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0) | {
         "steps": steps,
         "step_seconds": steps / 100,
-        "step_prices": (0.001, 0.0, 0.0, 0.0),
+        "step_prices": (0.001, 0.0, 0.0, 0.0, 0.0),
         "drafts_checked": (),
         "drafts_accepted": (),
     }

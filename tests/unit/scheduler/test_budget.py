@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.config import SchedulerConfig
 from octavo.scheduler.budget import FixedBudget, TargetBudget, make_budget
-from octavo.scheduler.step_model import StepLoad, StepTimeModel, load_of
+from octavo.scheduler.step_model import StepTimeModel, decode_load, load_of
 from octavo.types import SeqOutput, StepResult
 from tests.support.traffic import fresh_random
 from tests.unit.scheduler.test_scheduler import Bench
@@ -67,8 +67,8 @@ def test_before_anything_is_learnt_chunks_are_small() -> None:
     budget = TargetBudget(512, 0.01, model)
     assert budget.of([request], []) == (33, 32)
     for _ in range(8):
-        model.observe(StepLoad(1, 1, 10), 0.001)
+        model.observe(decode_load(1, 10), 0.001)
     assert budget.of([request], []) == (33, 32), "what a prompt costs was not seen yet"
     for _ in range(8):
-        model.observe(StepLoad(65, 1, 2000), 0.002)
+        model.observe(load_of([(9, 1, True), (0, 64, False)]), 0.002)
     assert budget.of([request], []).prompts == 130, "no more than twice the largest step seen"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.scheduler.step_model import StepLoad, StepTimeModel, load_of
+from octavo.scheduler.step_model import StepLoad, StepTimeModel, decode_load, load_of
 from octavo.types import SeqWork, StepPlan
 from tests.support.traffic import fresh_random
 
@@ -15,17 +15,18 @@ Load = Callable[[random.Random], StepLoad]
 
 
 def seconds(load: StepLoad, slower: float = 1.0) -> float:
-    """What a step really takes."""
-    return slower * (2e-3 + 60e-6 * load.tokens + 150e-6 * load.rows + 8e-9 * load.context)
+    """What a step really takes: a position read costs as much as twelve pairs."""
+    return slower * (2e-3 + 60e-6 * load.tokens + 150e-6 * load.rows + 100e-9 * load.context + 8e-9 * load.pairs)
 
 
 def decodes(rng: random.Random) -> StepLoad:
-    return StepLoad(8, 8, 8 * 500)
+    return decode_load(8, 8 * rng.randrange(100, 1500))
 
 
 def mixed(rng: random.Random) -> StepLoad:
     rows, count, start = rng.randrange(1, 16), rng.randrange(256), rng.randrange(2000)
-    return StepLoad(rows + count, rows, rows * 300 + count * start + count * (count + 1) // 2)
+    prompts = [(start, count, False)] if count else []
+    return load_of([(rng.randrange(1000), 1, True) for _ in range(rows)] + prompts)
 
 
 def run(model: StepTimeModel, rng: random.Random, make: Load, steps: int, slower: float = 1.0) -> None:
@@ -71,7 +72,8 @@ def test_a_machine_that_slows_down_is_followed_within_some_tens_of_steps() -> No
 def test_one_step_that_was_held_up_teaches_nothing() -> None:
     rng, model = fresh_random(), StepTimeModel()
     run(model, rng, mixed, 300)
-    model.observe(decodes(rng), seconds(decodes(rng)))  # the last of those before may have been held up, too
+    usual = decodes(rng)
+    model.observe(usual, seconds(usual))  # the last of those before may have been held up, too
     before = model.prices
     model.observe(decodes(rng), 100.0)
     assert model.prices == before
@@ -82,5 +84,6 @@ def test_a_plan_and_its_parts_are_one_load() -> None:
     run(model, fresh_random(), mixed, 20)
     plan = StepPlan(0, (), (SeqWork(0, 10, 1, ((),), True), SeqWork(1, 100, 32, ((),), False)), ())
     load = load_of([(10, 1, True), (100, 32, False)])
-    assert load == StepLoad(33, 1, 11 + 32 * 100 + 32 * 33 // 2)
+    assert load == StepLoad(33, 1, 11 + 132, 11 + 32 * 100 + 32 * 33 // 2)
+    assert load_of([(10, 1, True), (20, 1, True)]) == decode_load(2, 32)
     assert model.predict(plan) == model.predict_load(load)

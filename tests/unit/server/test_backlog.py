@@ -13,7 +13,7 @@ from octavo.server.errors import ApiError
 from octavo.types import EngineStats, NewRequest, StepOutput, TokenDelta
 from tests.support.ledger import make_request
 
-STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0) | {"step_prices": (0.0,) * 4})
+STATS = EngineStats(**dict.fromkeys(EngineStats.__struct_fields__, 0) | {"step_prices": (0.0,) * 5})
 
 
 class Hands:
@@ -99,7 +99,7 @@ def test_retry_after_is_the_time_in_which_those_that_wait_begin() -> None:
 def test_before_there_is_a_pace_prompts_are_counted() -> None:
     backlog, _ = _backlog(max_queue_requests=10)
     backlog.enter(_requests(0, 40, prompt=500))
-    learnt = msgspec.structs.replace(STATS, step_prices=(0.05, 0.001, 0.0, 0.0), step_budget=1000)
+    learnt = msgspec.structs.replace(STATS, step_prices=(0.05, 0.001, 0.0, 0.0, 0.0), step_budget=1000)
     backlog.step(StepOutput([], learnt))
     assert backlog.retry_after() == 21  # 20 000 tokens, 20 steps
     backlog.enter(_requests(100, 400, prompt=500))

@@ -43,5 +43,5 @@ def test_a_flag_that_is_no_header_is_refused() -> None:
 
 @pytest.mark.parametrize("header", ["Authorization", "cookie", "HOST", "Content-Length"])
 def test_headers_that_hold_secrets_or_say_something_else_name_no_tenant(header: str) -> None:
-    with pytest.raises(ConfigError, match="--tenant-header .* X-Tenant would work"):
+    with pytest.raises(ConfigError, match=r"--tenant-header .* X-Tenant would work"):
         check_server(ServerConfig(tenant_header=header))
