@@ -62,7 +62,8 @@ class GenerateEndpoint(Endpoint):
         maker = service.admit(terms.tenant)
         body = await read_body(scope, receive, service.config, service.buffered)
         try:
-            job = await self.make_job(maker, body, terms)
+            with service.backlog.making(service.client.num_open(), terms.tenant):
+                job = await self.make_job(maker, body, terms)
         finally:
             service.buffered.bytes -= len(body)
         service.check_room(job)

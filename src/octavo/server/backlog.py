@@ -9,7 +9,8 @@ the queue locks others out; k tenants fill it to 1 + 1/2 + ... + 1/k of the boun
 waited. Until a pace was seen it is what computing their prompts will take by the engine's step-time model, and before
 that has learnt anything, one second.
 
-Life: `enter` a job's requests when they are sent; `step` sees the first word of each; `leave` when the job is over.
+Life: `making` while a job is made; `enter` a job's requests when they are sent; `step` sees the first word of each;
+`leave` when the job is over.
 Off: bounds that are never reached; `max_queue_tokens = None` is the default.
 """
 
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from octavo.config import SchedulerConfig
 from octavo.server.errors import ApiError
@@ -50,6 +52,8 @@ class Backlog:
         self.tokens = 0
         """Prompt tokens that wait."""
         self._newest: EngineStats | None = None
+        self._making = 0
+        """Jobs whose bodies are read, and whose prompts are not tokens yet."""
 
     @property
     def requests(self) -> int:
@@ -70,6 +74,19 @@ class Backlog:
         most = self._most_tokens
         if most is not None and self.tokens and self.tokens + tokens > most and as_all_tokens > most:
             raise self._refusal("prompt tokens", "--max-queue-tokens", self.tokens, own_tokens, most)
+
+    @contextmanager
+    def making(self, num_open: int, tenant: str = "") -> Iterator[None]:
+        """A body was read and its job is made meanwhile: 429 at once where those that are being made fill the room.
+
+        So a refusal never waits for the templates and tokenisers of a crowd.
+        """
+        self.check(num_open + self._making, tenant)
+        self._making += 1
+        try:
+            yield
+        finally:
+            self._making -= 1
 
     def enter(self, requests: Sequence[NewRequest]) -> None:
         """A job was sent. The further choices of a prompt find it computed."""

@@ -116,6 +116,18 @@ def test_a_quiet_hour_is_no_pace() -> None:
     assert backlog.retry_after() == 1
 
 
+def test_jobs_that_are_being_made_take_room_until_they_are_made() -> None:
+    backlog, _ = _backlog(max_queue_requests=1)
+    with backlog.making(0), backlog.making(0), backlog.making(0):
+        with pytest.raises(ApiError, match="queue is full"), backlog.making(0):
+            pass
+        backlog.check(0)  # nobody's body is refused for what may come to nothing
+    with backlog.making(2):
+        pass
+    with pytest.raises(ApiError), backlog.making(3):
+        pass
+
+
 def test_a_tenant_that_fills_the_queue_locks_no_other_out() -> None:
     backlog, _ = _backlog(max_queue_requests=4, max_queue_tokens=100)
     many = [make_request(i, [5] * 10, 4, tenant="many") for i in range(6)]
