@@ -114,7 +114,9 @@ def doctor(engine: EngineConfig, server: ServerConfig, as_json: bool, compatibil
 def verify(engine: EngineConfig, quick: bool, seed: int | None, json_path: str | None) -> None:
     """Check on this machine that load, cache, preemption, threads and instruction sets change no bit of an answer.
 
-    One line a cell; the first difference names request, position and bits, and the exit code is then 1.
+    One line a cell, with the seconds that it took, under one that says how many there are: minutes with --quick, which
+    grow with the model, and about ten times as many without. The first difference names request, position and bits,
+    and the exit code is then 1.
     """
     from octavo.cli.verify import run_verify
 
