@@ -27,8 +27,8 @@ _GIVE_UP_SECONDS = 20.0
 
 
 def absurd(short: bool) -> dict[str, Any]:
-    """1 000 absurd requests over four rounds of 16 streams (short: one of each kind, over one round of 8)."""
-    return measure(8, 1, len(KINDS), 24) if short else measure(16, 4, 1000, 240)
+    """1 000 absurd requests over four rounds of 16 streams (short: one of each kind, over one round of 6)."""
+    return measure(6, 1, len(KINDS), 20) if short else measure(16, 4, 1000, 240)
 
 
 def measure(streams: int, rounds: int, count: int, tokens: int) -> dict[str, Any]:

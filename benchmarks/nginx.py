@@ -40,7 +40,7 @@ def nginx(short: bool) -> dict[str, Any]:
     if program is None or shutil.which("openssl") is None:
         raise Skipped("nginx and openssl are needed: apt-get install nginx-light openssl would bring them")
     chats = [body for body in fixed_requests(100) if "stop" not in body][: 4 if short else 16]
-    bodies = [{**body, "max_tokens": 48 if short else 160, "ignore_eos": True} for body in chats]
+    bodies = [{**body, "max_tokens": 32 if short else 160, "ignore_eos": True} for body in chats]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o700)
