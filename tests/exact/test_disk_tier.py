@@ -100,6 +100,19 @@ def test_a_hit_after_a_restart_is_computing_it(
         assert second.cached[2] == 288 and second.stats.disk_hits == 1
 
 
+@pytest.mark.parametrize("length", [32, 320])
+def test_a_prompt_that_fills_its_blocks_comes_whole_and_one_position_is_computed(
+    tiny_path: Path, tmp_path: Path, rng: random.Random, length: int
+) -> None:
+    prompt = prompt_of(rng, length)
+    with engine(tiny_path, disk=str(tmp_path / "kv")) as first:
+        expected = first.ask(prompt)
+    with engine(tiny_path, disk=str(tmp_path / "kv")) as second:
+        assert second.ask(prompt) == expected
+        assert second.cached[1] == length - 1 and second.stats.prompt_tokens == 1
+        assert second.ask(prompt) == expected and second.stats.disk_hits == 1
+
+
 def test_the_reference_keeps_its_pages_on_disk_too(tiny_path: Path, tmp_path: Path, rng: random.Random) -> None:
     prompt = prompt_of(rng, 100)
     with engine(tiny_path, disk=str(tmp_path / "kv"), backend="reference") as first:
