@@ -29,7 +29,7 @@ _NOISE = 1000
 _WARM = 2000
 _GROWING = 3000
 _OLDER = 8
-_PRESSURES = (0, 3, -3, 6, -5)
+_PRESSURES = (0, 1, 2, 3, -1, 4, -2, 6, 0, 1, 2, 3)
 """Blocks more, tried in turn until the condition is reached: who is preempted and what stays cached is the noise's."""
 
 Answers = dict[tuple[str, int], Answer]
