@@ -163,7 +163,7 @@ OCT_INLINE I16 i_columns(const uint8_t* p) {
           _mm256_set_m128i(_mm_unpackhi_epi16(ab2, cd2), _mm_unpacklo_epi16(ab2, cd2))};
 }
 
-// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and signed bytes x, none of which is -128.
 // kOffset: what `signed_codes` adds to signed codes.
 struct DotPairs {
   static constexpr int kOffset = 0;
@@ -172,11 +172,10 @@ struct DotPairs {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, v), _mm256_set1_epi16(1)));
   }
   template <bool kSigned>
-  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
-    const __m256i v = _mm256_set1_epi32(*x);
-    if (!kSigned) return {half(sum.a, codes.a, v), half(sum.b, codes.b, v)};
-    return {half(sum.a, _mm256_abs_epi8(codes.a), _mm256_sign_epi8(v, codes.a)),
-            half(sum.b, _mm256_abs_epi8(codes.b), _mm256_sign_epi8(v, codes.b))};
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, I16 x) {  // x is the same everywhere
+    if (!kSigned) return {half(sum.a, codes.a, x.a), half(sum.b, codes.b, x.a)};
+    return {half(sum.a, _mm256_abs_epi8(codes.a), _mm256_sign_epi8(x.a, codes.a)),
+            half(sum.b, _mm256_abs_epi8(codes.b), _mm256_sign_epi8(x.a, codes.b))};
   }
 };
 

@@ -101,18 +101,17 @@ OCT_INLINE I16 i_columns(const uint8_t* p) {
   return {_mm512_shuffle_epi8(_mm512_permutexvar_epi32(words, _mm512_loadu_si512(p)), bytes)};
 }
 
-// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and signed bytes x, none of which is -128.
 // kOffset: what `signed_codes` adds to signed codes.
 struct DotPairs {
   static constexpr int kOffset = 0;
   OCT_INLINE I16 signed_codes(I16 x) { return x; }
   template <bool kSigned>
-  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
-    const __m512i v = _mm512_set1_epi32(*x);
-    __m512i u = codes.v, w = v;
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, I16 x) {
+    __m512i u = codes.v, w = x.v;
     if (kSigned) {
       u = _mm512_abs_epi8(codes.v);
-      w = _mm512_mask_sub_epi8(v, _mm512_movepi8_mask(codes.v), _mm512_setzero_si512(), v);
+      w = _mm512_mask_sub_epi8(x.v, _mm512_movepi8_mask(codes.v), _mm512_setzero_si512(), x.v);
     }
     const __m512i pairs = _mm512_maddubs_epi16(u, w);
     return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
@@ -123,8 +122,8 @@ struct DotInstruction {
   static constexpr int kOffset = 128;
   OCT_INLINE I16 signed_codes(I16 x) { return {_mm512_xor_si512(x.v, _mm512_set1_epi8((char)0x80))}; }
   template <bool kSigned>
-  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, const int32_t* x) {
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(codes.v), "m"(*x));
+  static inline __attribute__((always_inline)) I16 add(I16 sum, I16 codes, I16 x) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(x.v));
     return sum;
   }
 };

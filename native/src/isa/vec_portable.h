@@ -167,17 +167,17 @@ OCT_INLINE I16 i_columns(const uint8_t* p) {
   return i_load((const int32_t*)bytes);
 }
 
-// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and the signed bytes at x, none of which is -128.
+// Sums of products of 4 bytes a lane: codes (signed, or 0 to 63), and signed bytes x, none of which is -128.
 // kOffset: what `signed_codes` adds to signed codes.
 struct DotPairs {
   static constexpr int kOffset = 0;
   OCT_INLINE I16 signed_codes(I16 x) { return x; }
   template <bool kSigned>
-  static inline I16 add(I16 sum, I16 codes, const int32_t* x) {
-    int8_t w[64], q[4];
+  static inline I16 add(I16 sum, I16 codes, I16 x) {
+    int8_t w[64], q[64];
     __builtin_memcpy(w, &codes.v, 64);
-    __builtin_memcpy(q, x, 4);
-    for (int i = 0; i < 64; i++) sum.v[i / 4] += w[i] * q[i % 4];
+    __builtin_memcpy(q, &x.v, 64);
+    for (int i = 0; i < 64; i++) sum.v[i / 4] += w[i] * q[i];
     return sum;
   }
 };

@@ -195,7 +195,7 @@ static bool linear_overlap(const LinearArgs&, const LinearScratch&, int64_t, int
 
 // Column blocks handed out at a time: enough pieces that a thread that was disturbed does not hold up the others.
 OCT_INLINE int64_t piece_blocks(int64_t blocks, int threads) {
-  constexpr int64_t kLeast = 4, kPiecesAThread = 6;
+  constexpr int64_t kLeast = kMicroBlocks == 2 ? 2 : 4, kPiecesAThread = 6;
   if (threads == 1) return blocks;
   const int64_t even = blocks / (threads * kPiecesAThread) / kLeast * kLeast;
   return even < kLeast ? kLeast : even;

@@ -104,23 +104,33 @@ OCT_INLINE void integer_tile(TileAt at, const GroupScale<Sixteen>& group, Intege
   if constexpr (kIntegerHalves<K>) t.scale[1] = tile_scale<K, Sixteen>(group, at.tile, 0, 1);
 }
 
-// c plus the tile's product with one row.
-template <WeightKind kKind, class Dot>
-OCT_INLINE F16 integer_add(const IntegerTile<kKind>& t, const IntegerRow& x, F16 c) {
-  // Two chains of sums: their instructions take long, and wait for each other.
-  I16 sums[2] = {i_set(x.start[0]), i_set(kIntegerHalves<kKind> ? x.start[1] : 0)};
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++)
+// c of B column blocks plus their tiles' products with one row. Bytes are spread over a vector once for all blocks. Two
+// chains of sums a block: their instructions take long, and wait for each other.
+template <WeightKind kKind, class Dot, int B>
+OCT_INLINE void integer_add(const IntegerTile<kKind>* t, const IntegerRow& x, F16* c) {
+  constexpr bool kHalves = kIntegerHalves<kKind>;
+  I16 sum[B][2];
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; h++)
-      sums[h] = Dot::template add<kIntegerSigned<kKind>>(sums[h], t.code[4 * h + i], x.q + 4 * h + i);
-#pragma GCC unroll 2
-  for (int h = 0; h < (kIntegerHalves<kKind> ? 2 : 1); h++) {
-    const I16 sum = kIntegerHalves<kKind> ? sums[h] : i_add(sums[0], sums[1]);
-    c = f_fma(t.scale[h].d, f_mul(i_to_f(sum), f_set(x.scale)), c);
-    if constexpr (has_min(format_of(kKind).scales)) c = f_fma(t.scale[h].m, f_set(x.sum[h]), c);
+  for (int b = 0; b < B; b++) {
+    sum[b][0] = i_set(x.start[0]);
+    sum[b][1] = i_set(kHalves ? x.start[1] : 0);
   }
-  return c;
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    const I16 q = i_set(x.q[i % 2 * 4 + i / 2]);
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++)
+      sum[b][i % 2] = Dot::template add<kIntegerSigned<kKind>>(sum[b][i % 2], t[b].code[i % 2 * 4 + i / 2], q);
+  }
+  const F16 scale = f_set(x.scale);
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++)
+#pragma GCC unroll 2
+    for (int h = 0; h < (kHalves ? 2 : 1); h++) {
+      const I16 s = kHalves ? sum[b][h] : i_add(sum[b][0], sum[b][1]);
+      c[b] = f_fma(t[b].scale[h].d, f_mul(i_to_f(s), scale), c[b]);
+      if constexpr (has_min(format_of(kKind).scales)) c[b] = f_fma(t[b].scale[h].m, f_set(x.sum[h]), c[b]);
+    }
 }
 
 // One row: what lies some tiles ahead is fetched meanwhile.
@@ -136,7 +146,7 @@ static void integer_one(const LinearArgs& a, const IntegerRow* x, int64_t begin,
       for (int line = 0; line < tile_bytes(kKind); line += 64) __builtin_prefetch(at.tile + kAhead + line);
       IntegerTile<kKind> tile;
       integer_tile<kKind, Dot>(at, group_scale<kKind, Sixteen>(at.head, 0), tile);
-      c = integer_add<kKind, Dot>(tile, x[t], c);
+      integer_add<kKind, Dot, 1>(&tile, x[t], &c);
     }
     finish_row(a, 0, block, c);
   }
@@ -148,9 +158,14 @@ static __attribute__((noinline)) void integer_micro(const TileAt* at, const Inte
   IntegerTile<kKind> tile[B];
 #pragma GCC unroll 2
   for (int b = 0; b < B; b++) integer_tile<kKind, Dot>(at[b], group_scale<kKind, Sixteen>(at[b].head, 0), tile[b]);
-  for (int r = 0; r < rows; r++, c += 16 * B)
+  for (int r = 0; r < rows; r++, c += 16 * B) {
+    F16 sum[B];
 #pragma GCC unroll 2
-    for (int b = 0; b < B; b++) f_store(c + 16 * b, integer_add<kKind, Dot>(tile[b], x[r], f_load(c + 16 * b)));
+    for (int b = 0; b < B; b++) sum[b] = f_load(c + 16 * b);
+    integer_add<kKind, Dot, B>(tile, x[r], sum);
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) f_store(c + 16 * b, sum[b]);
+  }
 }
 template <WeightKind kKind, class Dot, int B>
 static void integer_blocks(const LinearArgs& a, const IntegerRow* x, int64_t row, int rows, int64_t block, float* c) {

@@ -19,10 +19,9 @@ OCT_INLINE void rotate(const float* x, float* y, const float* cos, const float* 
 OCT_INLINE void store_bf16(uint8_t* tile, int p, const float* k, const float* v, int head_dim) {
   const int dk = (int)round_up(head_dim, 32);
   uint32_t* kp = (uint32_t*)tile + (p / 16) * (dk / 2) * 16 + p % 16;
-  for (int d = 0; d + 1 < head_dim; d += 2) {
-    kp[(d / 2) * 16] = (uint32_t)bf16_from_float(k[d]) | ((uint32_t)bf16_from_float(k[d + 1]) << 16);
-  }
-  if (head_dim % 2) kp[(head_dim / 2) * 16] = bf16_from_float(k[head_dim - 1]);
+  uint32_t pairs[kMaxHeadDim / 2];
+  for (int d = 0; d < head_dim; d += 16) bf16_store((uint16_t*)pairs + d, f_load_n(k + d, head_dim - d, 0.0f));
+  for (int i = 0; i < (head_dim + 1) / 2; i++) kp[i * 16] = pairs[i];
   int32_t* vp = (int32_t*)(tile + 64 * dk) + (p / 2) * 16;
   for (int d = 0; d < head_dim; d += 16, vp += 256) {
     const I16 bits = bf16_round_bits(f_load_n(v + d, head_dim - d, 0.0f)), old = i_load(vp);
