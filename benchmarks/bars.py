@@ -66,6 +66,8 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "run-kills": lazy("run_kills.run_kills"),
     "state-machines": lazy("state_machines.state_machines"),
     "shared-prefix": lazy("shared_prefix.shared_prefix"),
+    "speculation-ngram": lazy("speculation.ngram"),
+    "speculation-streams": lazy("speculation.streams"),
     "kills": lazy("chaos.kills"),
     "poison": lazy("chaos.poison"),
     "orphans": lazy("chaos.orphans"),

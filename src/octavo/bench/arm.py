@@ -22,7 +22,7 @@ from octavo.execution.factory import build_executor
 from octavo.kvcache.tiers.disk import open_tier
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.locate import locate_model
-from octavo.types import Executor, FinishReason, NewRequest, SamplingParams
+from octavo.types import EngineStats, Executor, FinishReason, NewRequest, SamplingParams
 
 Wrap = Callable[[Executor], Executor]
 SLICE_SECONDS = 0.05
@@ -197,6 +197,10 @@ class Arm:
         """The executor's forward pass, for times by op."""
         return self._local.forward
 
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        return self._core.stats()
+
     def run(self, workload: Workload) -> Run:
         """All requests at once, to their end."""
         current = self.start(workload)
@@ -215,7 +219,9 @@ class Arm:
         return NewRequest(
             request_id=self._ids,
             prompt=list(item.prompt),
-            params=SamplingParams(max_tokens=item.max_tokens, temperature=workload.temperature, ignore_eos=True),
+            params=SamplingParams(
+                max_tokens=item.max_tokens, temperature=workload.temperature, ignore_eos=workload.ignore_eos
+            ),
             seed=workload.seed + index,
             cache_salt=f"run {self._runs}",
         )

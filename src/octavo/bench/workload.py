@@ -27,6 +27,8 @@ class Workload:
     items: tuple[Item, ...]
     seed: int
     temperature: float = 0.0
+    ignore_eos: bool = True
+    """Off: an answer may end before its `max_tokens`."""
 
     @property
     def output_tokens(self) -> int:
