@@ -173,9 +173,10 @@ def _one(plain: Side, drafting: Side, work: Workload, number: int) -> dict[str, 
     for side in (plain, drafting):
         side.timed.seconds.clear()
         side.timed.rows.clear()
-    order = (plain, drafting) if number % 2 else (drafting, plain)
-    runs = dict(zip(order, take_turns((order[0].arm, order[1].arm), work), strict=True))
-    off, on = runs[plain], runs[drafting]
+    if number % 2:
+        off, on = take_turns((plain.arm, drafting.arm), work)
+    else:
+        on, off = take_turns((drafting.arm, plain.arm), work)
     output = off.outputs[0]
     row: dict[str, Any] = {
         "tokens": len(output),

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from octavo.config import ConfigError, EngineConfig, Facts, KVConfig, KVShape, ModelConfig, SchedulerConfig, resolve
+from octavo.config import (
+    ConfigError,
+    EngineConfig,
+    Facts,
+    KVConfig,
+    KVShape,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    resolve,
+)
 
 TEST = "tests/exact/test_compatibility.py::test_two_settings_together_give_the_answers_of_neither"
 _LENGTH = 640
@@ -53,6 +63,10 @@ def _execution(**values: Any) -> Change:
     return lambda config: replace(config, execution=replace(config.execution, **values))
 
 
+def _ngram(config: EngineConfig) -> EngineConfig:
+    return replace(config, speculative=SpeculativeConfig("ngram", 6, adaptive=False))
+
+
 def _float32(config: EngineConfig) -> EngineConfig:
     return replace(config, model=replace(config.model, precision="float32"))
 
@@ -72,6 +86,7 @@ TECHNIQUES = (
     Technique("window layers", "a model with sliding windows", lambda config: config, window=40),
     Technique("shared prefixes", "--shared-prefix-attention", _execution(shared_prefix_attention=True)),
     Technique("no shared prefixes", "--no-shared-prefix-attention", _execution(shared_prefix_attention=False)),
+    Technique("n-gram drafts", "--speculative ngram", _ngram),
     Technique("naive attention", "--attention naive", _execution(attention="naive"), numerics=True),
     Technique("float32", "--precision float32", _float32, numerics=True),
     Technique("integer products", "--dequantisation integer", _integer, numerics=True),

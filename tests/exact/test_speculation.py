@@ -261,3 +261,25 @@ def test_an_answer_that_is_forbidden_to_go_on_ends_as_it_would_have(build: Build
     assert expected[0] == [5] and expected[1] is not None
     assert outcome(Scripted([[5, 5, 5]])) == expected
     assert outcome(Scripted([[7]])) == expected
+
+
+def test_rejection_sampling_keeps_every_rule_and_greedy_answers(build: Build, tmp_path: Path) -> None:
+    rng = fresh_random()
+    executor = tiny(build, tmp_path, verification="rejection")
+    asked = requests(rng, list(RULES), 30)
+    expected = answers(core_of(executor, None), asked)
+    core = core_of(executor, knowing(expected, asked, rng, 0.8))
+    got = answers(core, asked)
+    assert sum(core.stats().drafts_accepted) > 50
+    for request in asked:
+        own, params = got[request.request_id], request.params
+        assert len(own.tokens) == len(own.logprobs) and all(entry.logprob <= 0 for entry in own.logprobs)
+        if params.temperature == 0:
+            assert own == expected[request.request_id]
+        if params.allowed_token_ids is not None:
+            assert set(own.tokens) <= set(params.allowed_token_ids)
+        if params.min_tokens:
+            assert not set(own.tokens[: params.min_tokens]) & set(params.stop_token_ids)
+        pairs = set(zip(own.tokens, own.tokens[1:], strict=False))
+        assert not pairs & {word for word in params.bad_words if len(word) == 2}
+        assert not set(own.tokens) & {word[0] for word in params.bad_words if len(word) == 1}

@@ -12,6 +12,8 @@ from octavo.models.inspection import Inspection, inspect
 from octavo.models.spec import ModelError, ModelSpec
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 from octavo.server.templates import ChatTemplate, ChatTemplateError
+from octavo.speculative.fits import fits
+from octavo.speculative.fits import line as drafts_line
 
 _SHOWN = 8
 """Names of tensors in the text report; the JSON has all."""
@@ -136,7 +138,7 @@ def lines(facts: ModelFacts) -> list[str]:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             said.append(f"{what:<10} {len(names)} tensors: {', '.join(names[:_SHOWN])}{more}")
     if seen.spec is not None:
-        said += spec_lines(seen.spec)
+        said += [*spec_lines(seen.spec), drafts_line(seen.spec)]
     said += _text_lines(facts.text)
     said += [f"note       {note}" for note in seen.notes]
     return said + (_plan_lines(facts.plan) if facts.plan is not None else [])
@@ -229,6 +231,7 @@ def as_json(facts: ModelFacts) -> dict[str, Any]:
         "types": [asdict(row) for row in seen.types],
         "tensors": asdict(seen.faults),
         "spec": None if seen.spec is None else spec_json(seen.spec),
+        "proposers": None if seen.spec is None else fits(seen.spec),
         "notes": list(seen.notes),
         "tokeniser": asdict(facts.text),
         "plan": None if facts.plan is None else asdict(facts.plan),

@@ -20,6 +20,7 @@ from octavo.execution.inputs import StepInputs, build_inputs
 from octavo.execution.scoring import score_prompts
 from octavo.execution.shared_prefix import make_sharing
 from octavo.execution.slots import Slot, Slots
+from octavo.execution.verification import make_verifier
 from octavo.ops.base import Drawn
 from octavo.types import (
     ModelInfo,
@@ -76,6 +77,7 @@ class LocalExecutor:
         windows = [group.window for group in info.kv_groups]
         self.sharing = make_sharing(bool(config.execution.shared_prefix_attention), windows, config.kv.block_size)
         self._draft_rows = DraftRows()
+        self._verifier = make_verifier(config.speculative, forward, info.num_tokens)
         self._block_size = config.kv.block_size
         self._closed = False
 
@@ -147,23 +149,19 @@ class LocalExecutor:
                 row += wanted
 
     def _output(self, slot: Slot, drafts: tuple[int, ...], draws: Sequence[Drawn], row: int) -> SeqOutput:
-        """The draws that count: those that equal the draft's tokens, and the one behind them."""
-        taken = 0
-        while taken < len(drafts) and draws[taken][0] == drafts[taken]:
-            taken += 1
-        taken += draws[taken][0] >= 0
+        """What the draws of a request's rows come to."""
+        taken = self._verifier.taken(slot, drafts, draws, row)
         if not taken:
             slot.error = _undrawable(self.forward.logits(row + 1)[row, : self.info.num_tokens], slot)
             return SeqOutput(error=slot.error)
-        # Where nothing can be drawn behind accepted tokens, the next step says so.
-        tokens = tuple([draw[0] for draw in draws[:taken]])
+        tokens = tuple([draw[0] for draw in taken])
         for token in tokens:
             slot.append(token)
         if drafts:
             slot.forget_blocks(-(-(len(slot.tokens) - 1) // self._block_size))
         if not slot.wants_logprobs:
             return SeqOutput(tokens)
-        return SeqOutput(tokens, tuple([TokenLogprobs(draw[1], draw[2], draw[3]) for draw in draws[:taken]]))
+        return SeqOutput(tokens, tuple([TokenLogprobs(draw[1], draw[2], draw[3]) for draw in taken]))
 
 
 def _with_scores(output: SeqOutput, slot: Slot, scores: tuple[TokenLogprobs, ...] | None) -> SeqOutput:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,13 @@ import numpy.typing as npt
 from octavo.execution.logits_rules import FREE, NO_RULES, LogitsRules, rules_of
 from octavo.execution.pooling import Pool, make_pool
 from octavo.ops.base import SampleRow
+from octavo.ops.reference.sampler import ReferenceSample
 from octavo.types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
 SampleFactory = Callable[[float, int, float, float, int, int, int], SampleRow]
 """(temperature, top_k, top_p, min_p, seed, choice, alternatives or -1) -> a back end's sample."""
 
+S = TypeVar("S", bound=SampleRow)
 _SEED_MASK = (1 << 64) - 1
 MAX_ALTERNATIVES = 32
 """Log-probabilities of alternatives that a sampler returns at most."""
@@ -39,6 +42,7 @@ class Slot:
         "partitions",
         "pool",
         "prompt_alternatives",
+        "reference_row",
         "rules",
         "sample",
         "set_counts",
@@ -59,6 +63,8 @@ class Slot:
         """Of a pooled request, which has no sample."""
         self.make_row: Callable[[], SampleRow] | None = None
         """Another sample of the same settings, without penalties and rules."""
+        self.reference_row: Callable[[], ReferenceSample] = ReferenceSample.greedy
+        """The same in NumPy, for verification that looks at distributions."""
         self.set_counts: Callable[[SampleRow, npt.NDArray[np.int32]], None] = _no_counts
         """Gives a sample the penalties, over these counts of the output."""
         self._later: list[SampleRow] = []
@@ -163,17 +169,18 @@ class Slots:
         _check(new.params)
         slot.wants_logprobs = new.params.logprobs is not None
         slot.biased = bool(new.params.logit_bias)
-        slot.make_row = partial(self._row, new)
+        slot.make_row = partial(self._row, new, self._new_sample)
+        slot.reference_row = partial(self._row, new, ReferenceSample)
         slot.sample = slot.make_row()
         self._set_scoring(slot, new)
         self._set_penalties(slot, new)
         slot.rules = rules_of(new, self._info)
 
-    def _row(self, new: NewSlot) -> SampleRow:
+    def _row(self, new: NewSlot, make: Callable[[float, int, float, float, int, int, int], S]) -> S:
         """A sample with the settings that no position changes."""
         params = new.params
         alternatives = -1 if params.logprobs is None else params.logprobs
-        sample = self._new_sample(
+        sample = make(
             params.temperature,
             params.top_k,
             params.top_p,

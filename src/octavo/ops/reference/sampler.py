@@ -51,6 +51,11 @@ class ReferenceSample:
         self.banned: Any | None = None
         self.mask: Any | None = None
 
+    @classmethod
+    def greedy(cls) -> ReferenceSample:
+        """Draws the greatest logit."""
+        return cls(0.0, 0, 1.0, 0.0, 0, 0, -1)
+
     def set_penalties(
         self,
         repetition: float,
@@ -155,6 +160,24 @@ def _logprobs(logits: F32, token: int, count: int) -> tuple[float, list[int], li
 def rank(logits: F32, token: int) -> int:
     """1 + how many tokens come before this one, ties by lowest id."""
     return 1 + int((logits > logits[token]).sum()) + int((logits[:token] == logits[token]).sum())
+
+
+def is_greedy(sample: ReferenceSample) -> bool:
+    """The greatest logit is drawn."""
+    return sample.temperature < _GREEDY_BELOW or sample.top_k == 1
+
+
+def shaped(logits: F32, sample: ReferenceSample) -> F32:
+    """Logits of the distribution that is drawn from: processed, over the temperature, cut; the greatest is 0."""
+    z = processed(logits, sample)
+    return _truncate((z - z.max()) / np.float32(sample.temperature), sample)
+
+
+def logprobs_of(logits: F32, token: int, sample: ReferenceSample) -> tuple[float, list[int], list[float]]:
+    """Log-probabilities as the sample asks for them, of the raw logits."""
+    if sample.num_logprobs < 0:
+        return 0.0, [], []
+    return _logprobs(logits, token, sample.num_logprobs)
 
 
 def draw(logits: F32, sample: ReferenceSample) -> Drawn:
