@@ -68,6 +68,7 @@ ROWS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "shared-prefix": lazy("shared_prefix.shared_prefix"),
     "speculation-ngram": lazy("speculation.ngram"),
     "speculation-streams": lazy("speculation.streams"),
+    "speculation-rejection": lazy("rejection.rejection"),
     "kills": lazy("chaos.kills"),
     "poison": lazy("chaos.poison"),
     "orphans": lazy("chaos.orphans"),
