@@ -136,6 +136,8 @@ class Ledger:
     max_num_seqs: int = 128
     failing: set[int] = field(default_factory=set)
     """Request ids whose next work ends in an error."""
+    row_seconds: float = 0.0
+    """What a position adds to a step's millisecond."""
     violations: list[str] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
 
@@ -192,7 +194,7 @@ class Ledger:
         for work in plan.work:
             self._store(self._slots[work.slot], work)
         outputs = tuple([self._output(self._slots[work.slot], work) for work in plan.work])
-        return StepResult(plan.step_id, outputs, 0.001)
+        return StepResult(plan.step_id, outputs, 0.001 + self.row_seconds * sum(work.count for work in plan.work))
 
     def _store(self, slot: _Slot, work: SeqWork) -> None:
         for group, blocks in enumerate(work.new_blocks):

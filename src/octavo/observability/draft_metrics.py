@@ -49,13 +49,14 @@ class DraftMetrics:
             "octavo_accepted_tokens", "Accepted tokens of a draft.", buckets=buckets, sum_value=float(sum(accepted))
         )
         yield CounterMetricFamily("octavo_draft_seconds", "Time spent on making drafts.", value=seconds)
-        busy, saved = self._stats.step_seconds + self._stats.draft_seconds, self._stats.draft_saved_seconds
+        busy = self._stats.step_seconds + self._stats.draft_seconds
+        without = self._stats.step_seconds + self._stats.draft_saved_seconds
         share = _ratio(self._stats.draft_seconds, busy)
         yield GaugeMetricFamily("octavo_draft_share", "Part of the engine's time spent on making drafts.", share)
         yield GaugeMetricFamily(
             "octavo_speculation_speedup",
             "Time that the tokens would have taken without drafts, by the step-time model, over what they took.",
-            _ratio(busy + saved, busy) or 1.0,
+            _ratio(without, busy) or 1.0,
         )
 
     def _totals(self) -> tuple[Counts, Counts, float]:

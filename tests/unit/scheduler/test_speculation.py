@@ -117,3 +117,31 @@ def test_usage_of_drafts_adds_up() -> None:
     stats = rig.core.stats()
     assert (drafted, accepted) == (sum(stats.drafts_checked), sum(stats.drafts_accepted))
     assert rig.guesses is not None and sorted(rig.guesses.forgotten) == [0, 1, 2, 3]
+
+
+def _adapted(right: float, row_seconds: float, streams: int = 1) -> tuple[float, int]:
+    """Tokens a request and step, and draft tokens, of answers of 200 tokens."""
+    drafts = Drafts(right, random.Random(6), most=8, adaptive=True)
+    rig = Rig(pool_tokens=512 * streams, drafts=drafts, max_num_batched_tokens=256, max_num_seqs=streams)
+    rig.ledger.row_seconds = row_seconds
+    for number in range(streams):
+        rig.send(make_request(number, [number + 3] * 20, 200, ignore_eos=True))
+    rig.run()
+    rig.check_answers()
+    return 200 / rig.steps, sum(rig.core.stats().drafts_checked)
+
+
+def test_drafts_come_down_to_none_where_they_are_wrong() -> None:
+    tokens, checked = _adapted(right=0.0, row_seconds=0.0003)
+    assert tokens <= 1.05 and checked < 60
+
+
+def test_drafts_stay_long_where_they_are_right() -> None:
+    tokens, checked = _adapted(right=1.0, row_seconds=0.00002)
+    assert tokens > 2.5 and checked > 120
+
+
+def test_drafts_that_cost_more_than_they_bring_are_not_made() -> None:
+    """Eight streams, and rows so dear that a token guessed right half the time is not worth one."""
+    _, checked = _adapted(right=0.5, row_seconds=0.002, streams=8)
+    assert checked < 8 * 40
