@@ -477,6 +477,11 @@ void Program::run_from(int index, const Batch& batch) {
   start(index, (int)ops_.size(), batch);
 }
 
+void Program::run_ops(int first, int last, const Batch& batch) {
+  require(first >= 0 && first <= last && last <= (int)ops_.size(), "ops lie outside the program");
+  start(first, last, batch);
+}
+
 void Program::set_flag(int index, bool ready) {
   require(index >= 0 && index < kMaxFlags, "a flag's index lies between 0 and 63");
   flags_[index].store(ready ? 1 : 0, std::memory_order_seq_cst);

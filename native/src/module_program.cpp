@@ -213,6 +213,11 @@ struct PyProgram {
     const nb::gil_scoped_release release;
     program->run_from(index, b.batch);
   }
+  void run_ops(int first, int last, const PyBatch& b) {
+    remember(b);
+    const nb::gil_scoped_release release;
+    program->run_ops(first, last, b.batch);
+  }
   int linear(int src, const std::vector<std::shared_ptr<Weight>>& weights, std::shared_ptr<Weight> bias,
              std::optional<int> residual, float scale) {
     std::vector<WeightRef> refs;
@@ -365,6 +370,7 @@ void bind_program(nb::module_& m) {
       .def("run", &PyProgram::run, "batch"_a)
       .def("run_op", &PyProgram::run_op, "index"_a, "batch"_a)
       .def("run_from", &PyProgram::run_from, "index"_a, "batch"_a)
+      .def("run_ops", &PyProgram::run_ops, "first"_a, "last"_a, "batch"_a)
       .def(
           "read", [](PyProgram& p, int buffer, int64_t rows) { return read_buffer(*p.program, buffer, rows); },
           "buffer"_a, "rows"_a)

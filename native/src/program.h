@@ -141,6 +141,7 @@ class Program {
   void run_op(int index, const Batch& batch);
   // The ops from `index` on, of the step that ran last: what gather_rows reads is still there.
   void run_from(int index, const Batch& batch);
+  void run_ops(int first, int last, const Batch& batch);
   void set_flag(int index, bool ready);
 
   // float [rows, columns] out of and into a buffer.

@@ -233,6 +233,8 @@ class Program:
         """One op (`program=off`); equal bits."""
     def run_from(self, index: int, batch: Batch) -> None:
         """The ops from `index` on, for other logit rows of the step that ran last; `index` is gather_rows or later."""
+    def run_ops(self, first: int, last: int, batch: Batch) -> None:
+        """Ops [first, last) in one call; releases the GIL."""
     def read(self, buffer: int, rows: int) -> Any:
         """A float32 NumPy copy [rows, columns]; ValueError where a later op reused the memory (tap it)."""
     def write(self, buffer: int, values: Any) -> None:

@@ -25,15 +25,11 @@ from octavo.speculative_config import logit_rows as logit_rows
 
 TILE = 32
 """Positions an attention tile, and so the granularity of a block (docs/numerics.md)."""
-PARTITION = 512
-"""Positions an attention partition (docs/numerics.md)."""
-MAX_BLOCK = 65536
-"""Tokens of the largest block."""
+PARTITION = 512  # positions an attention partition (docs/numerics.md)
+MAX_BLOCK = 65536  # tokens of the largest block
 MAX_POOL_TOKENS = 1 << 40
-DISK_BYTES = 8 << 30
-"""Bound of the KV cache's tier on disk where none is given."""
-EMULATED_ISAS = ("amx-emulated",)
-"""Instruction sets for tests: never offered."""
+DISK_BYTES = 8 << 30  # bound of the KV cache's tier on disk where none is given
+EMULATED_ISAS = ("amx-emulated",)  # for tests: never offered
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _ORIGIN = re.compile(r"https?://[^/\s]+/?|[a-z-]+://[^\s]*")
@@ -112,6 +108,10 @@ class ExecutionConfig:
     """Off: one native call an op instead of one a step. The bits are the same."""
     shared_prefix_attention: bool | None = None
     """Pages that several requests of a step share are read once for all. None: where attention is tiled and native."""
+    structured_outputs: bool = True
+    """Off: requests with a structure are refused. On, a process for them starts with the first."""
+    jump_forward: bool = True
+    """Tokens that a structure forces are not drawn. The tokens are the same."""
 
 
 @dataclass(frozen=True)

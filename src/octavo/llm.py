@@ -72,7 +72,8 @@ class LLM:
             except BaseException:
                 self._executor.close()
                 raise
-            self._core = EngineCore(self._executor.config, self._executor, tier=tier)
+            structures = self._executor.structures
+            self._core = EngineCore(self._executor.config, self._executor, tier=tier, structures=structures)
         except BaseException:
             self._text.close()
             raise

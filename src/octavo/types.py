@@ -96,6 +96,8 @@ class ErrorCode(StrEnum):
     """There was no place in the queue."""
     NEVER_FITS = "context_length_exceeded"
     """It is larger than what the engine can ever run."""
+    BAD_STRUCTURE = "bad_structure"
+    """What its output is to look like cannot be had."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -410,6 +412,10 @@ class SeqOutput(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    forced: tuple[int, ...] = ()
+    """Tokens that alone may follow `tokens`: taken too, but not computed yet. They have no logprobs."""
+    finish: FinishReason | None = None
+    """The request ends here without another token: its structure is complete (STOP) or at a dead end (LENGTH)."""
     vector: bytes | None = None
     """Of a pooled request whose last position was computed; see `TokenDelta.vector`."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -209,6 +209,14 @@ _OPTIONS = [
         default=None,
         help="Read pages that requests share once a step [on where attention is tiled].",
     ),
+    click.option(
+        "--structured-outputs/--no-structured-outputs",
+        default=True,
+        help="Off: requests with a JSON schema, regex, choice or grammar are refused.",
+    ),
+    click.option(
+        "--jump-forward/--no-jump-forward", default=True, help="Off: tokens that a structure forces are drawn too."
+    ),
     click.option("--validate-kv", is_flag=True, help="Recount every KV block after each step (slow)."),
 ]
 
@@ -283,6 +291,8 @@ def make_config(model: str | None, values: dict[str, Any]) -> EngineConfig:
             attention=values["attention"],
             program=values["program"],
             shared_prefix_attention=values["shared_prefix_attention"],
+            structured_outputs=values["structured_outputs"],
+            jump_forward=values["jump_forward"],
         ),
         speculative=SpeculativeConfig(
             proposer=values["speculative"],

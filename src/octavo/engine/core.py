@@ -13,6 +13,7 @@ import logging
 from collections import deque
 
 from octavo.config import EngineConfig
+from octavo.engine.gate import OFF, StructureGate
 from octavo.kvcache.manager import make_kv
 from octavo.kvcache.pins import PinBook
 from octavo.kvcache.tiers.tier import Tier
@@ -22,11 +23,13 @@ from octavo.scheduler.speculation import make_speculation
 from octavo.scheduler.state import RequestState
 from octavo.speculative.factory import make_proposer
 from octavo.speculative.proposer import Proposer
+from octavo.structure.protocol import Structures
 from octavo.types import (
     Abort,
     ClientMessage,
     Drain,
     EngineStats,
+    ErrorCode,
     Executor,
     FinishReason,
     NewRequest,
@@ -54,10 +57,11 @@ class EngineCore:
         depth: int = 1,
         tier: Tier | None = None,
         proposer: Proposer | None = None,
+        structures: Structures | None = None,
     ) -> None:
         """config is resolved; the executor was made from it. tier: of the KV cache, below the executor's pages.
 
-        proposer: instead of what the configuration asks for (tests).
+        proposer: instead of what the configuration asks for (tests). structures: None where they are switched off.
         """
         length = config.model.max_model_len
         assert length is not None, "the engine takes a resolved configuration"
@@ -68,6 +72,7 @@ class EngineCore:
         self.pins = PinBook(self.kv, config.kv.pin_tokens)
         speculation = make_speculation(config.speculative, proposer or make_proposer(config.speculative))
         self.scheduler = Scheduler(config.scheduler, self.kv, speculation=speculation)
+        self.gate = StructureGate(structures)
         self._config = config
         self._executor = executor
         self._depth = depth
@@ -97,7 +102,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """`step()` has something to do or to say."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or len(self.gate) > 0
 
     @property
     def finished(self) -> bool:
@@ -113,6 +118,8 @@ class EngineCore:
                 request = self.scheduler.find(request_id)
                 if request is not None:
                     self.scheduler.finish(request, FinishReason.ABORT)
+                elif self.gate.take_out(request_id):
+                    self.scheduler.turn_away(request_id)
         elif isinstance(message, Drain):
             self.drain()
         elif isinstance(message, PinRequest):
@@ -122,6 +129,9 @@ class EngineCore:
             self.drain()
             for request in self.scheduler.live():
                 self.scheduler.finish(request, FinishReason.ABORT)
+            for request_id in self.gate.everybody():
+                self.gate.take_out(request_id)
+                self.scheduler.turn_away(request_id)
 
     def drain(self) -> None:
         """Takes no more requests; the open ones go on."""
@@ -135,6 +145,11 @@ class EngineCore:
     def step(self) -> StepOutput | None:
         """Plans and submits a step, retires the oldest once enough are in flight; returns what there is to say."""
         self.pins.expire()
+        for looked in self.gate.looked():
+            if looked.error is None:
+                self._enter(looked.request)
+            else:
+                self.scheduler.refuse(looked.request.request_id, looked.error, looked.code)
         plan = self.scheduler.plan()
         if plan is not None:
             self._flight.append(self._executor.submit(plan))
@@ -146,6 +161,8 @@ class EngineCore:
         deltas = self.scheduler.take_deltas()
         if plan is None and not retired and not deltas and self.kv.loading:
             self.kv.tier.wait(_LOAD_SECONDS)
+        elif plan is None and not retired and not deltas and len(self.gate):
+            self.gate.wait(_LOAD_SECONDS)
         return StepOutput(deltas, self.stats()) if deltas or retired else None
 
     def validate(self) -> None:
@@ -202,7 +219,7 @@ class EngineCore:
 
     def _add(self, message: NewRequest) -> None:
         request_id = message.request_id
-        if self.scheduler.find(request_id) is not None:
+        if self.scheduler.find(request_id) is not None or self.gate.holds(request_id):
             # A reply under this id would end the live request in the client, so the duplicate gets none.
             log.error("request id %d is in use; the second request was dropped", request_id)
             return
@@ -210,11 +227,20 @@ class EngineCore:
             self.scheduler.refuse(request_id, "The engine is shutting down; send the request again in a moment.")
             return
         waiting = self.scheduler.waiting
-        crowd = waiting.crowd(message.tenant)
-        refused = refusal(message, self._limits, crowd, shared=crowd < len(waiting))
+        crowd = waiting.crowd(message.tenant) + len(self.gate)
+        shared = crowd < len(waiting) + len(self.gate)
+        refused = refusal(message, self._limits, crowd, shared=shared)
         if refused is not None:
             self.scheduler.refuse(request_id, refused.error, refused.code)
             return
+        if message.params.structure is None or message.pooling is not None:
+            self._enter(message)
+        elif self.gate.on:
+            self.gate.enter(message)
+        else:
+            self.scheduler.refuse(request_id, OFF, ErrorCode.BAD_STRUCTURE)
+
+    def _enter(self, message: NewRequest) -> None:
         sequence = self.kv.sequence(message.adapter, message.tenant, message.cache_salt, message.fresh)
         eos = self._executor.info.eos_token_ids
         self.scheduler.add(RequestState(message, self._arrivals, self._limits.max_total, eos, sequence))

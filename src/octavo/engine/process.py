@@ -27,6 +27,7 @@ from octavo.engine.journal import Journaled, JournalWriter, Phase, create
 from octavo.engine.supervisor import FAILED, NO_MEMORY
 from octavo.kvcache.tiers.disk import open_tier, tier_lines
 from octavo.models.files import sentence
+from octavo.structure.protocol import Structures
 from octavo.types import BlockPages, Drain, Executor, Fatal, Progress, Shutdown
 
 
@@ -35,6 +36,11 @@ class LoadedExecutor(Executor, Protocol):
 
     config: EngineConfig
     report: tuple[str, ...]
+
+    @property
+    def structures(self) -> Structures | None:
+        """Which structures of outputs can be had; None where they are switched off."""
+        ...
 
     @property
     def pages(self) -> BlockPages | None:
@@ -100,7 +106,8 @@ class _Engine:
         if self._faults:
             executor = faults.FaultyExecutor(executor, self._faults)
             report = (*report, f"faults     on purpose: {len(self._faults)} of {faults.VARIABLE}")
-        core = EngineCore(loaded.config, Journaled(executor, self._journal), tier=tier)
+        journaled = Journaled(executor, self._journal)
+        core = EngineCore(loaded.config, journaled, tier=tier, structures=loaded.structures)
         orderly = False
         try:
             channel.send(core.ready(report))

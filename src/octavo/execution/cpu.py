@@ -98,7 +98,8 @@ class CpuForward:
         assert ops.hidden_rows is not None, "every model records the hidden states of pooled requests"
         self._hidden = ops.hidden_rows
         self._batch = _native.Batch()
-        self._replay: Callable[[_native.Batch], None] = self.program.run if execution.program else self._run_ops
+        self._replay: Callable[[int, int, _native.Batch], None]
+        self._replay = self.program.run_ops if execution.program else self._run_ops
         self._replay_tail = partial(self.program.run_from, self._gather) if execution.program else self._run_tail_ops
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
@@ -110,7 +111,12 @@ class CpuForward:
         batch.set_logit_rows(inputs.logit_rows)
         batch.set_hidden_rows(inputs.hidden_rows)
         batch.set_samples(inputs.samples)  # type: ignore[arg-type]
-        self._replay(batch)
+        if inputs.late is None:
+            self._replay(0, self.program.num_ops, batch)
+        else:  # the draws are the program's end
+            self._replay(0, self.program.num_ops - 1, batch)
+            batch.set_samples(inputs.late())  # type: ignore[arg-type]
+            self._replay(self.program.num_ops - 1, self.program.num_ops, batch)
         return self.program.results()
 
     def score(self, rows: I32, samples: Sequence[SampleRow]) -> list[Scored]:
@@ -134,8 +140,8 @@ class CpuForward:
     def close(self) -> None:
         self.program.close()
 
-    def _run_ops(self, batch: _native.Batch) -> None:
-        for index in range(self.program.num_ops):
+    def _run_ops(self, first: int, last: int, batch: _native.Batch) -> None:
+        for index in range(first, last):
             self.program.run_op(index, batch)
 
     def _run_tail_ops(self, batch: _native.Batch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -20,8 +21,10 @@ from octavo.execution.inputs import StepInputs, build_inputs
 from octavo.execution.scoring import score_prompts
 from octavo.execution.shared_prefix import make_sharing
 from octavo.execution.slots import Slot, Slots
+from octavo.execution.structured import Patience
 from octavo.execution.verification import make_verifier
-from octavo.ops.base import Drawn
+from octavo.ops.base import Drawn, SampleRow
+from octavo.structure.masker import Masker
 from octavo.types import (
     ModelInfo,
     NewSlot,
@@ -57,8 +60,9 @@ class LocalExecutor:
         num_blocks: tuple[int, ...],
         report: tuple[str, ...],
         forward: Forward,
+        masker: Masker | None = None,
     ) -> None:
-        """config is resolved; report is what to tell the user at start."""
+        """config is resolved; report is what to tell the user at start. masker: of structured outputs."""
         self.config = config
         self.info = info
         self.num_blocks = num_blocks
@@ -73,13 +77,21 @@ class LocalExecutor:
             (width,) * len(num_blocks),
             info,
             forward.new_sample,
+            masker,
+            config.execution.jump_forward,
         )
+        self.masker = masker
         windows = [group.window for group in info.kv_groups]
         self.sharing = make_sharing(bool(config.execution.shared_prefix_attention), windows, config.kv.block_size)
         self._draft_rows = DraftRows()
         self._verifier = make_verifier(config.speculative, forward, info.num_tokens)
         self._block_size = config.kv.block_size
         self._closed = False
+
+    @property
+    def structures(self) -> Masker | None:
+        """Which structures of outputs can be had; None where they are switched off."""
+        return self.masker
 
     def submit(self, plan: StepPlan) -> DoneHandle:
         began = time.perf_counter()
@@ -94,6 +106,8 @@ class LocalExecutor:
         if not self._closed:
             self._closed = True
             self.forward.close()
+            if self.masker is not None:
+                self.masker.close()
 
     def prompt_logits(self, new: NewSlot, blocks: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.float32]:
         """Logits at every position of one request, computed in one step of its own.
@@ -112,11 +126,10 @@ class LocalExecutor:
         slots = [self.slots.grow(w) for w in work]
         works = [(w, slot) for w, slot in zip(work, slots, strict=True) if slot.error is None]
         self._draft_rows.begin()
-        drawn: Sequence[Drawn] = []
-        if works:
-            inputs = build_inputs(self.slots, works, self.sharing, self._draft_rows)
-            drawn = self.forward.run(inputs)
-            self._take_hidden(works, len(inputs.hidden_rows))
+        sampled = [(w, slot) for w, slot in works if w.sample]
+        structured = [slot for _, slot in sampled if slot.structure is not None]
+        patience = Patience(alone=len(structured) == len(sampled)) if structured else None
+        drawn = self._draw(works, sampled, patience) if works else []
         outputs: list[SeqOutput] = []
         row = 0
         for w, slot in zip(work, slots, strict=True):
@@ -134,6 +147,8 @@ class LocalExecutor:
         for index, (w, slot) in enumerate(zip(work, slots, strict=True)):
             if w.slot in scores and outputs[index].error is None:
                 outputs[index] = _with_scores(outputs[index], slot, scores[w.slot])
+        if patience is not None:
+            self._jump(slots, outputs, patience)
         return tuple(outputs)
 
     def _take_hidden(self, works: Sequence[tuple[SeqWork, Slot]], count: int) -> None:
@@ -148,8 +163,59 @@ class LocalExecutor:
                 slot.pool.take(states[row : row + wanted])
                 row += wanted
 
+    def _draw(
+        self, works: list[tuple[SeqWork, Slot]], sampled: list[tuple[SeqWork, Slot]], patience: Patience | None
+    ) -> Sequence[Drawn]:
+        """The forward pass and the draws. patience: with structures, whose masks are waited for before the draws."""
+        inputs = build_inputs(self.slots, works, self.sharing, self._draft_rows)
+        if patience is None:
+            drawn = self.forward.run(inputs)
+            self._take_hidden(works, len(inputs.hidden_rows))
+            return drawn
+        assert self.masker is not None
+        self.masker.flush()
+        samples = list(inputs.samples)
+
+        def late() -> list[SampleRow]:
+            patience.for_masks()
+            row = 0
+            for work, slot in sampled:
+                rows = 1 + len(work.drafts)
+                if slot.structure is not None and slot.structure.settle(slot.tokens, work.drafts, patience):
+                    ready = [slot.ready_sample(), *self._draft_rows.of(slot, work.drafts)]
+                    samples[row : row + rows] = ready
+                row += rows
+            return samples
+
+        drawn = self.forward.run(replace(inputs, late=late))
+        self._take_hidden(works, len(inputs.hidden_rows))
+        return drawn
+
+    def _jump(self, slots: list[Slot], outputs: list[SeqOutput], patience: Patience) -> None:
+        """Adds the tokens that alone may follow the drawn ones."""
+        assert self.masker is not None
+        self.masker.flush()
+        patience.for_jumps()
+        for index, (slot, output) in enumerate(zip(slots, outputs, strict=True)):
+            if slot.structure is None or not output.tokens or output.tokens[-1] in self.info.eos_token_ids:
+                continue
+            forced = slot.structure.forced(slot.tokens, patience.left)
+            for token in forced:
+                slot.append(token)
+            if forced:
+                outputs[index] = msgspec.structs.replace(output, forced=tuple(forced))
+
+    def _is_sound(self, row: int) -> bool:
+        """The row's logits are numbers."""
+        return bool(np.isfinite(self.forward.logits(row + 1)[row, : self.info.num_tokens]).all())
+
     def _output(self, slot: Slot, drafts: tuple[int, ...], draws: Sequence[Drawn], row: int) -> SeqOutput:
         """What the draws of a request's rows come to."""
+        if slot.structure is not None and (draws[0][0] >= 0 or self._is_sound(row)):
+            verdict = slot.structure.verdict(slot.tokens, draws[0][0])
+            if verdict is not None:
+                slot.error = verdict.error
+                return verdict
         taken = self._verifier.taken(slot, drafts, draws, row)
         if not taken:
             slot.error = _undrawable(self.forward.logits(row + 1)[row, : self.info.num_tokens], slot)
@@ -159,6 +225,8 @@ class LocalExecutor:
             slot.append(token)
         if drafts:
             slot.forget_blocks(-(-(len(slot.tokens) - 1) // self._block_size))
+        if slot.structure is not None and tokens[-1] not in self.info.eos_token_ids:
+            slot.structure.want(slot.tokens)
         if not slot.wants_logprobs:
             return SeqOutput(tokens)
         return SeqOutput(tokens, tuple([TokenLogprobs(draw[1], draw[2], draw[3]) for draw in taken]))

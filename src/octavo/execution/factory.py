@@ -17,11 +17,13 @@ from octavo.config import Budget, EngineConfig, Facts, KVShape, ModelConfig, Poo
 from octavo.execution import machine
 from octavo.execution.executor import LocalExecutor
 from octavo.execution.forward import Forward
+from octavo.execution.structured import JUMP_TOKENS
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.packed import note_use
 from octavo.models.rope import note as rope_note
 from octavo.models.spec import Checkpoint, ModelError, ModelSpec
 from octavo.models.store import cache_dir, default_model
+from octavo.structure.masker import Masker, MaskerSettings
 from octavo.types import KVGroupSpec, ModelInfo, SamplingDefaults
 
 if TYPE_CHECKING:
@@ -58,7 +60,17 @@ def build_executor(config: EngineConfig, progress: Progress) -> LocalExecutor:
         lines += sampling_lines(plan.sampling)
     finally:
         checkpoint.close()
-    return LocalExecutor(plan.config, info, num_blocks, (*explain(plan.config, plan.budget), *lines), forward)
+    report = (*explain(plan.config, plan.budget), *lines)
+    return LocalExecutor(plan.config, info, num_blocks, report, forward, make_masker(plan.config, path, info))
+
+
+def make_masker(config: EngineConfig, path: Path, info: ModelInfo) -> Masker | None:
+    """What computes masks of structured outputs, which starts with the first; None where they are switched off."""
+    if not config.execution.structured_outputs:
+        return None
+    rows = config.scheduler.max_num_seqs
+    ahead = JUMP_TOKENS if config.execution.jump_forward else 0
+    return Masker(MaskerSettings(str(path), info.vocab_size, info.eos_token_ids, rows, ahead))
 
 
 def plan_resources(config: EngineConfig) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +37,8 @@ class StepInputs:
     """Prefixes that sequences share (shared_prefix.py), one entry a group; None: none."""
     hidden_rows: I32 = field(default_factory=_no_rows)
     """Rows whose normalised hidden states pooled requests want."""
+    late: Callable[[], Sequence[SampleRow]] | None = None
+    """Asked for the samples when the logits are there; None: they are complete already."""
 
 
 _NONE = NoSharing()
@@ -68,11 +70,14 @@ def build_inputs(
             hidden_rows.extend(range(row - slot.pool.wanted(count, end == len(slot.tokens)), row))
         if work.sample:
             assert end == len(slot.tokens), (work, len(slot.tokens))
-            samples.append(slot.ready_sample())
-            if work.drafts:
-                assert draft_rows is not None
-                tokens.extend(work.drafts)
-                samples.extend(draft_rows.of(slot, work.drafts))
+            tokens.extend(work.drafts)
+            if slot.structure is not None:
+                samples.extend(slot.bare_rows(len(work.drafts)))
+            else:
+                samples.append(slot.ready_sample())
+                if work.drafts:
+                    assert draft_rows is not None
+                    samples.extend(draft_rows.of(slot, work.drafts))
             logit_rows.extend(range(row - 1 - len(work.drafts), row))
     assert len(tokens) == row, "work reaches beyond the tokens that are known"
     indices = [work.slot for work, _ in works]

@@ -173,7 +173,7 @@ class BadWords:
         return found
 
 
-def rules_of(new: NewSlot, info: ModelInfo) -> LogitsRules:
+def rules_of(new: NewSlot, info: ModelInfo) -> list[Rule]:
     """The rules that a request's parameters ask for. Ids that no token has are never drawn, and left out."""
     params = new.params
     drawable = range(info.num_tokens)
@@ -185,7 +185,7 @@ def rules_of(new: NewSlot, info: ModelInfo) -> LogitsRules:
         rules.append(OnlyThese((i for i in params.allowed_token_ids if i in drawable), info.vocab_size))
     if words := [word for word in params.bad_words if word and all(i in drawable for i in word)]:
         rules.append(BadWords(words, new.num_prompt))
-    return join(rules)
+    return rules
 
 
 def mask_of(ids: Iterable[int], vocab: int) -> U32:

@@ -56,7 +56,7 @@ class ReferenceForward:
         self._num_tokens = checkpoint.num_tokens
 
     def run(self, inputs: StepInputs) -> list[Drawn]:
-        samples: Any = inputs.samples
+        samples: Any = inputs.samples if inputs.late is None else inputs.late()
         self._last = inputs
         batch = ReferenceBatch(
             inputs.tokens, inputs.seqs, inputs.tables, inputs.logit_rows, samples, inputs.hidden_rows

@@ -14,10 +14,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from octavo.execution.logits_rules import FREE, NO_RULES, LogitsRules, rules_of
+from octavo.execution.logits_rules import FREE, NO_RULES, LogitsRules, Rule, join, mask_of, rules_of
 from octavo.execution.pooling import Pool, make_pool
+from octavo.execution.structured import StructureRule
 from octavo.ops.base import SampleRow
 from octavo.ops.reference.sampler import ReferenceSample
+from octavo.structure.masker import Masker
 from octavo.types import ModelInfo, NewSlot, SamplingParams, SeqWork
 
 SampleFactory = Callable[[float, int, float, float, int, int, int], SampleRow]
@@ -46,6 +48,7 @@ class Slot:
         "rules",
         "sample",
         "set_counts",
+        "structure",
         "tokens",
         "used",
         "wants_logprobs",
@@ -71,6 +74,8 @@ class Slot:
         self.output_counts: npt.NDArray[np.int32] | None = None
         self.biased = False
         self.rules: LogitsRules = NO_RULES
+        self.structure: StructureRule | None = None
+        """One of the rules; its mask may come late."""
         self._restriction = FREE
         """What `sample` was last told."""
         self.wants_logprobs = False
@@ -95,6 +100,11 @@ class Slot:
         if self.output_counts is not None:
             self.output_counts[token] += 1
 
+    def bare_rows(self, drafts: int) -> list[SampleRow]:
+        """Places in a step for the next token's row and those behind drafts, while it is not known what they may be."""
+        assert self.sample is not None
+        return [self.sample, *[self.later_row(behind) for behind in range(1, drafts + 1)]]
+
     def ready_sample(self) -> SampleRow:
         """How the next token is drawn, told what may not be."""
         sample = self.sample
@@ -117,14 +127,19 @@ class Slots:
         widths: tuple[int, ...],
         info: ModelInfo,
         new_sample: SampleFactory,
+        masker: Masker | None = None,
+        jump_forward: bool = True,
     ) -> None:
-        """widths: blocks of the longest request, a group."""
+        """widths: blocks of the longest request, a group. masker: None where no structures are taken."""
         self.tables = [np.zeros((max_slots, width), np.int32) for width in widths]
         self._slots: dict[int, Slot] = {}
         self._info = info
         self._vocab = info.vocab_size
         self._drawable = info.num_tokens
         self._new_sample = new_sample
+        self._masker = masker
+        self._jump_forward = jump_forward
+        self._ends = mask_of(info.eos_token_ids, info.vocab_size)
 
     def __getitem__(self, slot: int) -> Slot:
         return self._slots[slot]
@@ -133,9 +148,12 @@ class Slots:
         return len(self._slots)
 
     def release(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+        left = self._slots.pop(slot, None)
+        if left is not None and left.structure is not None:
+            left.structure.close()
 
     def admit(self, new: NewSlot) -> None:
+        self.release(new.slot)
         slot = Slot(list(new.tokens), len(self.tables))
         self._slots[new.slot] = slot
         for group, blocks in enumerate(new.cached_blocks):
@@ -174,7 +192,20 @@ class Slots:
         slot.sample = slot.make_row()
         self._set_scoring(slot, new)
         self._set_penalties(slot, new)
-        slot.rules = rules_of(new, self._info)
+        slot.rules = join(self._rules(slot, new))
+
+    def _rules(self, slot: Slot, new: NewSlot) -> list[Rule]:
+        rules = rules_of(new, self._info)
+        params = new.params
+        if params.structure is None:
+            return rules
+        if self._masker is None:
+            raise ValueError("structured outputs are switched off (--no-structured-outputs)")
+        ahead = self._jump_forward and params.logprobs is None and not rules and not params.ignore_eos
+        state = self._masker.open(new.slot, params.structure, ahead)
+        slot.structure = StructureRule(state, new.num_prompt, self._ends, params.ignore_eos)
+        slot.structure.want(slot.tokens)
+        return [*rules, slot.structure]
 
     def _row(self, new: NewSlot, make: Callable[[float, int, float, float, int, int, int], S]) -> S:
         """A sample with the settings that no position changes."""

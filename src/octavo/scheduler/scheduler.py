@@ -154,6 +154,10 @@ class Scheduler:
         deltas, self._deltas = self._deltas, []
         return deltas
 
+    def turn_away(self, request_id: int) -> None:
+        """The final delta of a request that was aborted before it was added."""
+        self._deltas.append(TokenDelta(request_id, [], finish=FinishReason.ABORT))
+
     def refuse(self, request_id: int, error: str, code: ErrorCode | None = None) -> None:
         """The final delta of a request that was never added."""
         self._deltas.append(TokenDelta(request_id, [], finish=FinishReason.ERROR, error=error, code=code))
@@ -199,31 +203,35 @@ class Scheduler:
                 self._found(request)
 
     def _split(self) -> tuple[list[RequestState], list[RequestState]]:
-        """Running requests with one position left, and those with more; those that draw a token are left out."""
+        """Running requests that decode, and those with a prompt to compute; those that draw a token are left out.
+
+        Who decodes has one position left, or a few behind which there are tokens that were forced.
+        """
         decodes: list[RequestState] = []
         prompts: list[RequestState] = []
         for request in self.running:
             if not request.drawing and request.kv.load is None:
-                (decodes if len(request.tokens) - request.num_computed == 1 else prompts).append(request)
+                (decodes if request.remaining == 1 or request.progressed else prompts).append(request)
         return decodes, prompts
 
     def _plan_decodes(self, draft: Draft, decodes: list[RequestState], held_back: int) -> list[RequestState]:
         """Puts decodes into the step while it has more room than `held_back`; returns those that were not looked at."""
         room = draft.budget - held_back
-        if len(decodes) > room:
+        if sum(request.remaining for request in decodes) > room:
             decodes.sort(key=lambda request: request.turn)
         for index, request in enumerate(decodes):
             if draft.left <= held_back:
                 return decodes[index:]
             if request.status is not Status.RUNNING:
                 continue
-            if request.num_computed < request.kv.capacity or self._grow(request, draft):
-                draft.add(request, 1)
+            count = min(request.remaining, draft.left - held_back)
+            if request.num_computed + count <= request.kv.capacity or self._grow(request, count, draft):
+                draft.add(request, count)
         return []
 
-    def _grow(self, request: RequestState, draft: Draft) -> bool:
-        """Room for the next position, taken from another request if need be; False: not in this step."""
-        while not self.kv.reserve(request.kv, request.tokens, request.num_computed + 1):
+    def _grow(self, request: RequestState, count: int, draft: Draft) -> bool:
+        """Room for the next positions, taken from another request if need be; False: not in this step."""
+        while not self.kv.reserve(request.kv, request.tokens, request.num_computed + count):
             if self.kv.has_parked:
                 return False
             if self._keeping.take(request):
@@ -430,25 +438,17 @@ class Scheduler:
                 self._deltas.append(part)
             return 0
         request.drawing = False
-        assert output.tokens, "a step that samples returns a token"
-        tokens, logprobs = list(output.tokens), output.logprobs
-        reason = None
-        for taken, token in enumerate(tokens, 1):
-            request.tokens.append(token)
-            reason = request.ending()
-            if reason is not None:
-                del tokens[taken:]
-                break
+        tokens, reason = request.take([*output.tokens, *output.forced], output.finish)
         accepted = self.speculation.taken(item, tokens)
         self.counters.generated += len(tokens)
         self.waiting.charge(request, 0, len(tokens))
         # Rejected drafts were not computed after all; the newest token never is.
-        computed = len(request.tokens) - 1
+        computed = min(item.computed(output), len(request.tokens) - 1)
         request.num_computed = min(request.num_computed, computed)
         if computed // self.kv.block_size > request.kv.published:
             self.kv.commit(request.kv, request.tokens, computed)
         cached = request.cached_tokens if reason is None else None
-        listed = None if logprobs is None else list(logprobs[: len(tokens)])
+        listed = None if output.logprobs is None else list(output.logprobs[: len(tokens)])
         delta = TokenDelta(
             request.request.request_id,
             tokens,
@@ -461,11 +461,12 @@ class Scheduler:
         if reason is not None:
             self.finish(request, reason, delta)
         else:
-            request.cached_tokens = None
             if item.drafts:
                 self.kv.give_back(request.kv, computed)
             self.kv.slide(request.kv, computed)
-            self._deltas.append(delta)
+            if tokens or scores:  # without any, the row's mask was late: its position is computed again
+                request.cached_tokens = None
+                self._deltas.append(delta)
         return accepted
 
     def _time(self, record: StepRecord, seconds: float) -> None:

@@ -172,6 +172,15 @@ class RequestState:
         self.status = Status.FINISHED
         self._leave()
 
+    def take(self, tokens: list[int], finish: FinishReason | None) -> tuple[list[int], FinishReason | None]:
+        """Takes tokens up to the one that ends the request: those taken, and the reason; without any it is `finish`."""
+        for taken, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            finish = self.ending()
+            if finish is not None:
+                return tokens[:taken], finish
+        return tokens, finish
+
     def ending(self) -> FinishReason | None:
         """What the newest token means: a stop id past `min_tokens`, the length, or nothing."""
         total = len(self.tokens)

@@ -228,6 +228,7 @@ _STATUS = {
     ErrorCode.QUEUE_TIMEOUT: 503,
     ErrorCode.QUEUE_FULL: 429,
     ErrorCode.NEVER_FITS: 400,
+    ErrorCode.BAD_STRUCTURE: 400,
 }
 
 

@@ -1,0 +1,1 @@
+"""Structured outputs: grammars, and the process that computes what they allow."""
