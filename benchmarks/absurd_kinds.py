@@ -40,6 +40,10 @@ def _chat(**fields: Any) -> Raw:
     return Raw.of(CHAT, json.dumps(body).encode())
 
 
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 def _text(rng: random.Random, longest: int = 40) -> str:
     return "".join(rng.choice("abc \u00e9\u4e16\U0001f600<|>{}[]\\\"'") for _ in range(rng.randint(1, longest)))
 
@@ -150,6 +154,12 @@ def _words() -> dict[str, Make]:
         "best_of": lambda rng: _completion(best_of=rng.randint(17, 10**6)),
         "template": lambda rng: _chat(chat_template="{{ ''.__class__.__mro__ }}"),
         "cache_salt": lambda rng: _completion(cache_salt="s" * 300),
+        "tools:many": lambda rng: _chat(tools=[_tool(f"f{i}") for i in range(rng.randint(129, 2000))]),
+        "tools:deep": lambda rng: _chat(tools=[_tool("f", parameters={"a": _nested(rng, 100)})]),
+        "tools:name": lambda rng: _chat(tools=[_tool("f " + _text(rng))]),
+        "tools:twice": lambda rng: _chat(tools=[_tool("f")] * 2),
+        "tools:long": lambda rng: _chat(tools=[_tool("f", description="ab " * 400_000)]),
+        "tool_choice": lambda rng: _chat(tool_choice={"type": "function", "function": {"name": "f"}}),
         "audio": lambda rng: _chat(audio={"voice": "x"}),
         "no prompt": lambda rng: Raw.of(COMPLETIONS, b"{}"),
         "no messages": lambda rng: Raw.of(CHAT, b'{"max_tokens": 4}'),

@@ -70,6 +70,10 @@ class ChatTemplateError(ValueError):
     """A chat that cannot be rendered; the message is one sentence for the user."""
 
 
+class ChatRefused(ChatTemplateError):
+    """The template itself raised: it cannot say this chat."""
+
+
 class ChatTemplate:
     """One template, ready to render. Safe to call from several threads; renders run one after another."""
 
@@ -158,7 +162,7 @@ class ChatTemplate:
             if answer.get("last"):
                 self._drop()
         if "error" in answer:
-            raise ChatTemplateError(f"the chat template refused the messages: {answer['error']}")
+            raise ChatRefused(f"the chat template refused the messages: {answer['error']}")
         return str(answer["text"])
 
     def _ask(self, frame: bytes) -> dict[str, Any]:

@@ -110,18 +110,11 @@ class ModelText:
             raise ApiError(_sentence(self._no_template), param="messages", code="no_chat_template")
         form: Form | None = None
         tools: Sequence[dict[str, Any]] | None = None
-        if plan or concerns_tools(messages):
-            dialect = self._dialect(template)
-            if plan and dialect.form is None:
-                raise ApiError(
-                    "Tools are refused: the chat template shows a form of calls that is not read here; "
-                    "--tool-parser json would read plain JSON.",
-                    param="tools",
-                    code="unsupported_parameter",
-                )
-            form = dialect.form if plan else None
-            messages, tools = as_said(messages, plan.described(), dialect, dialect.form or HERMES)
         try:
+            if plan or concerns_tools(messages):
+                dialect = self._dialect(template)
+                form = _form(dialect) if plan else None
+                messages, tools = as_said(messages, plan.described(), dialect, dialect.form or HERMES)
             segments = template.render(
                 messages,
                 tools=tools,
@@ -174,6 +167,18 @@ class ModelText:
             for template in (self._template, *self._brought.values()):
                 if template is not None:
                     template.close()
+
+
+def _form(dialect: Dialect) -> Form:
+    """How the model writes calls; refused where that is not read here."""
+    if dialect.form is None:
+        raise ApiError(
+            "Tools are refused: the chat template shows a form of calls that is not read here; "
+            "--tool-parser json would read plain JSON.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return dialect.form
 
 
 def load_text(

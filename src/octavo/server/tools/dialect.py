@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.server.templates import ChatTemplate, ChatTemplateError
+from octavo.server.templates import ChatRefused, ChatTemplate
 from octavo.server.tools.forms import FORMS, HERMES, Form, taught_form
 
 _WORD = "probe7c1f"
@@ -49,12 +49,12 @@ class Dialect:
 
 
 def dialect_of(template: ChatTemplate, chosen: str = "auto") -> Dialect:
-    """chosen: --tool-parser. Waits for some renders."""
+    """chosen: --tool-parser. Waits for some renders; ChatTemplateError where one did not come to its end."""
 
     def says(words: tuple[str, ...], *messages: dict[str, Any], tools: bool = True) -> bool:
         try:
             text = "".join(part for part, _ in template.render(messages, tools=[_TOOL] if tools else None))
-        except ChatTemplateError:
+        except ChatRefused:
             return False
         return all(word in text for word in words)
 
