@@ -28,7 +28,7 @@ from octavo.server.cache_admin import cache_routes
 from octavo.server.docs_page import docs_page
 from octavo.server.embeddings import EmbeddingsEndpoint
 from octavo.server.endpoint import UNEXPECTED, Endpoint
-from octavo.server.errors import error_body
+from octavo.server.errors import ApiError, error_body
 from octavo.server.formats import ChatFormat, CompletionFormat
 from octavo.server.gate import Gate, client_of
 from octavo.server.job import Job, JobMaker
