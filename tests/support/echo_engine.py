@@ -62,6 +62,7 @@ class Echo:
         self.report = ("echo",)
         self.num_blocks = (tokens // config.kv.block_size,)
         self.pages = None
+        self.structures = None
         self.info = ModelInfo(
             name=config.model.name or "echo",
             architecture="echo",
