@@ -25,7 +25,7 @@ from octavo.server.text import ChatPrompt, ModelText
 from octavo.server.tools.definitions import ToolPlan
 from octavo.server.tools.definitions import plan as plan_tools
 from octavo.server.tools.talk import Talk
-from octavo.types import NewRequest
+from octavo.types import NewRequest, SamplingParams
 
 _USUAL_CHARACTERS = 4
 """Of a token, in text that is dense."""
@@ -123,12 +123,6 @@ class JobMaker:
         logprobs = params.chat_logprobs(body, self._config)
         way = prompts.rendering(body, self._config)
         plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, self._config)
-        if plan.required or plan.strict:
-            raise ApiError(
-                "Calls cannot be forced yet: tool_choice auto and tools without strict would work.",
-                param="tool_choice" if plan.required else "tools",
-                code="unsupported_parameter",
-            )
         messages = prompts.chat_messages(body, self._config)
         characters = plan.characters() + sum(len(message["content"]) for message in messages)
         whole = body.truncate_prompt_tokens is None
@@ -214,7 +208,10 @@ class JobMaker:
         drawn = 0 if logprobs is None and n > (body.n or 1) else logprobs
         words = params.bad_words(body, self._text.spellings, self._config)
         samplings = [
-            params.sampling_params(body, len(prompt), drawn, self._limits, self._config, words, telling.wanted)
+            _held(
+                params.sampling_params(body, len(prompt), drawn, self._limits, self._config, words, telling.wanted),
+                talk,
+            )
             for prompt in ids
         ]
         echoes = prompts.echoes(body, ids, self._text.tokens)
@@ -254,3 +251,16 @@ class JobMaker:
         if talk is None:
             return Choice(index, self._text.tokens, options, prompt=told)
         return Choice(index, talk.tokens, options, talk.parts(), told)
+
+
+def _held(sampling: SamplingParams, talk: Talk | None) -> SamplingParams:
+    """With what calls hold the answer to."""
+    if talk is None or talk.form is None:
+        return sampling
+    if sampling.structure is not None:
+        raise ApiError(
+            "response_format and tools exclude each other, for calls have a form of their own; "
+            'tool_choice "none" would work.',
+            param="response_format",
+        )
+    return sampling if talk.structure is None else structs.replace(sampling, structure=talk.structure)
