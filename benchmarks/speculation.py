@@ -101,14 +101,14 @@ def _drafting(config: EngineConfig) -> EngineConfig:
 
 
 def ngram(short: bool) -> dict[str, Any]:
-    """All prompts of each kind; short: three of each, in which speed is told and does not count."""
+    """All prompts of each kind; short: one of each, in which speed is told and does not count."""
     config = _config()
     text = load_text(load_tokenizer(config.model.path), None)
     plain, drafting = _side("off", config), _side("ngram", _drafting(config))
     details: dict[str, Any] = {}
     try:
         for kind in KINDS:
-            chosen = prompts(kind)[: 3 if short else None]
+            chosen = prompts(kind)[: 1 if short else None]
             chats = [text.chat([{"role": "user", "content": prompt}]) for prompt in chosen]
             details[kind] = _kind(plain, drafting, chats, 48 if short else TOKENS)
     finally:

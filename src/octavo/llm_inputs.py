@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from octavo.config import ServerConfig
 from octavo.llm_structure import Form
 from octavo.server.errors import ApiError
@@ -126,7 +128,7 @@ class Inputs:
             options = text_options(body, body.logprobs, _CONFIG)
         seed = secrets.randbits(64) if seed is None else seed
         if form is not None:
-            raise ValueError("response_model and schema are not possible with this engine; leave them out")
+            params = structs.replace(params, structure=form.structure)
         return Asked(prompt, params, options, seed, body.cache_salt or "", telling, form)
 
     def _value(self, name: str, value: Any) -> Any:

@@ -210,7 +210,7 @@ def test_an_engine_that_cannot_start_again_ends_the_server_with_the_reason(tmp_p
         error = stream.result()[-1]["error"]["message"]
         assert error.startswith("the engine cannot start again: ") and "config.json" in error
         assert server.process.wait(20) == 1
-        wait_until(lambda: f"Error: {error}" in server.lines, "the reason is printed")
+        wait_until(lambda: f"Error: {error}" in server.lines, f"{error!r} is printed among {server.lines}")
 
 
 @pytest.mark.parametrize("error_stream", ["/dev/full", "closed", "unread pipe"])

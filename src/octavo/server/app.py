@@ -23,21 +23,21 @@ from starlette.routing import Route
 
 from octavo.observability.metrics import CONTENT_TYPE
 from octavo.server.answer import Responder, watch
-from octavo.server.body import Receive, Scope, Send, read_body
+from octavo.server.body import Receive, Scope, Send
 from octavo.server.cache_admin import cache_routes
 from octavo.server.docs_page import docs_page
 from octavo.server.embeddings import EmbeddingsEndpoint
 from octavo.server.endpoint import UNEXPECTED, Endpoint
 from octavo.server.errors import ApiError, error_body
 from octavo.server.formats import ChatFormat, CompletionFormat
-from octavo.server.gate import Gate, client_of
+from octavo.server.gate import Gate
 from octavo.server.job import Job, JobMaker
 from octavo.server.openapi import document
 from octavo.server.protocol import parse_chat, parse_completion
 from octavo.server.quota import Client
 from octavo.server.respond import Headers, request_id
 from octavo.server.service import Service
-from octavo.server.terms import Terms, read_terms
+from octavo.server.terms import Terms
 from octavo.server.tokenization import DetokenizeEndpoint, TokenizeEndpoint
 
 logger = logging.getLogger(__name__)
@@ -56,16 +56,10 @@ class GenerateEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         service = self._service
-        client = client_of(scope)
-        client.arrive()
-        terms = read_terms(scope, service.config, client.tenant)
-        maker = service.admit(terms.tenant)
-        body = await read_body(scope, receive, service.config, service.buffered)
-        try:
-            with service.backlog.making(service.client.num_open(), terms.tenant):
-                job = await self.make_job(maker, body, terms)
-        finally:
-            service.buffered.bytes -= len(body)
+        async with self.incoming(scope, receive) as asked:
+            with service.backlog.making(service.client.num_open(), asked.terms.tenant):
+                job = await self.make_job(asked.maker, asked.body, asked.terms)
+        client = asked.client
         service.check_room(job)
         client.begin(len(job.requests), sum(job.prompt_tokens))
         try:

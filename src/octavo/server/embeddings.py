@@ -23,14 +23,13 @@ from msgspec import Meta
 from octavo.config import ServerConfig
 from octavo.server import limits
 from octavo.server.answer import failure, watch
-from octavo.server.body import Receive, Scope, Send, parse_object, read_body
+from octavo.server.body import Receive, Scope, Send, parse_object
 from octavo.server.endpoint import Endpoint
 from octavo.server.errors import ApiError
-from octavo.server.gate import client_of
 from octavo.server.job import JobMaker
-from octavo.server.protocol import explain
+from octavo.server.protocol import Prompts, explain
 from octavo.server.respond import Headers, send_json
-from octavo.server.terms import Terms, read_terms
+from octavo.server.terms import Terms
 from octavo.types import FinishReason, ModelInfo, NewRequest, Pooling, SamplingParams, TokenDelta
 
 LONG_TEXT = 2048
@@ -42,23 +41,7 @@ _INPUT = "input must be a string, a list of strings, token ids or a list of toke
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields, types and bounds; null means absent."""
 
-    input: Annotated[
-        Any,
-        Meta(
-            extra_json_schema={
-                "anyOf": [
-                    {"type": "string", "minLength": 1},
-                    {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-                    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                    {
-                        "type": "array",
-                        "minItems": 1,
-                        "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                    },
-                ]
-            }
-        ),
-    ]
+    input: Prompts
     model: Annotated[str, Meta(max_length=512)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -106,15 +89,9 @@ def unit(vector: bytes, dimensions: int | None = None) -> array[float]:
 class EmbeddingsEndpoint(Endpoint):
     async def answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         service = self._service
-        client = client_of(scope)
-        client.arrive()
-        terms = read_terms(scope, service.config, client.tenant)
-        maker = service.admit(terms.tenant)
-        data = await read_body(scope, receive, service.config, service.buffered)
-        try:
-            wanted = await self._wanted(maker, parse_embedding(data), terms)
-        finally:
-            service.buffered.bytes -= len(data)
+        async with self.incoming(scope, receive) as asked:
+            wanted = await self._wanted(asked.maker, parse_embedding(asked.body), asked.terms)
+        client, terms = asked.client, asked.terms
         most = service.config.max_choices
         first = wanted.requests[:most]
         service.backlog.check(

@@ -10,16 +10,33 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from octavo.server.body import ClientGone, Message, Receive, Scope, Send
+from octavo.server.body import ClientGone, Message, Receive, Scope, Send, read_body
 from octavo.server.errors import ApiError
 from octavo.server.formats import DONE
+from octavo.server.gate import client_of
+from octavo.server.job import JobMaker
+from octavo.server.quota import Client
 from octavo.server.respond import Headers, request_id, send_error
 from octavo.server.service import STOPPING, Service
+from octavo.server.terms import Terms, read_terms
 
 logger = logging.getLogger(__name__)
 
 UNEXPECTED = "The server failed on this request; its log says why."
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A request that was counted, admitted and read."""
+
+    client: Client
+    terms: Terms
+    maker: JobMaker
+    body: bytes
 
 
 class Endpoint(ABC):
@@ -31,6 +48,20 @@ class Endpoint(ABC):
     @abstractmethod
     async def answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
         """The whole response. headers: those that every response has. arrived: monotonic time."""
+
+    @asynccontextmanager
+    async def incoming(self, scope: Scope, receive: Receive) -> AsyncIterator[Incoming]:
+        """Refuses before it reads; while the block runs, the body counts among the buffered bytes."""
+        service = self._service
+        client = client_of(scope)
+        client.arrive()
+        terms = read_terms(scope, service.config, client.tenant)
+        maker = service.admit(terms.tenant)
+        body = await read_body(scope, receive, service.config, service.buffered)
+        try:
+            yield Incoming(client, terms, maker, body)
+        finally:
+            service.buffered.bytes -= len(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.monotonic()

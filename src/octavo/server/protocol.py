@@ -153,24 +153,28 @@ class ChatBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
     web_search_options: Any = None
 
 
+Prompts = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                },
+            ]
+        }
+    ),
+]
+"""A text or token ids, or a list of either; prompts.py says what is wrong with others."""
+
+
 class CompletionBody(CommonFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: Annotated[
-        Any,
-        Meta(
-            extra_json_schema={
-                "anyOf": [
-                    {"type": "string", "minLength": 1},
-                    {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-                    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                    {
-                        "type": "array",
-                        "minItems": 1,
-                        "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                    },
-                ]
-            }
-        ),
-    ]
+    prompt: Prompts
     logprobs: Annotated[int, limits.LOGPROBS.meta()] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None

@@ -107,7 +107,9 @@ class Runner:
             logger.info("Serving %s at %s/v1", ready.info.name, self._url)
 
     def _failed(self, reason: str) -> None:
-        print(f"Error: {reason}", file=sys.stderr, flush=True)
+        # In one write: the log's thread writes to the same stream, and would come before a line end of its own.
+        sys.stderr.write(f"Error: {reason}\n")
+        sys.stderr.flush()
         self.status = 1
         self._server.should_exit = True
 

@@ -11,20 +11,20 @@ same refusals. Text is bounded by the body's size, and tokenised in a thread.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from octavo.server import limits
-from octavo.server.body import Receive, Scope, Send, parse_object, read_body
+from octavo.server.body import Receive, Scope, Send, parse_object
 from octavo.server.endpoint import Endpoint
 from octavo.server.errors import ApiError
-from octavo.server.gate import client_of
 from octavo.server.job import JobMaker
 from octavo.server.protocol import check_chat, explain
 from octavo.server.respond import Headers, send_json
-from octavo.server.terms import Terms, read_terms
+from octavo.server.terms import Terms
 
 TokenId = Annotated[int, limits.TOKEN_ID.meta()]
 Model = Annotated[str, Meta(max_length=512)]
@@ -81,20 +81,13 @@ class _TextEndpoint(Endpoint):
     """What both share."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, arrived: float) -> None:
-        service = self._service
-        client = client_of(scope)
-        client.arrive()
-        terms = read_terms(scope, service.config, client.tenant)
-        maker = service.admit(terms.tenant)
-        data = await read_body(scope, receive, service.config, service.buffered)
-        try:
-            value = await self.value(maker, data, terms)
-        finally:
-            service.buffered.bytes -= len(data)
+        async with self.incoming(scope, receive) as asked:
+            value = await self.value(asked.maker, asked.body, asked.terms)
         await send_json(send, value, headers)
 
+    @abstractmethod
     async def value(self, maker: JobMaker, data: bytes, terms: Terms) -> dict[str, object]:
-        raise NotImplementedError
+        """The answer to a body."""
 
 
 class TokenizeEndpoint(_TextEndpoint):

@@ -43,30 +43,50 @@ def error(model: StepTimeModel, rng: random.Random, make: Load, slower: float = 
     return sum(abs(model.predict_load(load) / seconds(load, slower) - 1) for load in loads) / len(loads)
 
 
+def in_most(below: tuple[float, ...], histories: Callable[[random.Random], tuple[float, ...]]) -> None:
+    """Errors stay below their bounds in six of nine histories at least.
+
+    Of 300 histories up to one in thirty missed a bound, where steps were held up at the wrong moment; four of nine do
+    so once in 7 000 runs.
+    """
+    rng = fresh_random()
+    found = [histories(random.Random(rng.getrandbits(64))) for _ in range(9)]
+    good = sum(all(one < most for one, most in zip(errors, below, strict=True)) for errors in found)
+    assert good >= 6, found
+
+
 @pytest.mark.parametrize("slower", [0.05, 1.0, 200.0])
 def test_prices_are_found_on_any_machine(slower: float) -> None:
-    rng, model = fresh_random(), StepTimeModel()
-    assert model.predict_load(decodes(rng)) == 0 and not model.learnt
-    run(model, rng, mixed, 300, slower)
-    assert error(model, rng, mixed, slower) < 0.06
-    assert error(model, rng, decodes, slower) < 0.1
-    assert all(price >= 0 for price in model.prices)
+    def history(rng: random.Random) -> tuple[float, ...]:
+        model = StepTimeModel()
+        assert model.predict_load(decodes(rng)) == 0 and not model.learnt
+        run(model, rng, mixed, 300, slower)
+        assert all(price >= 0 for price in model.prices)
+        return error(model, rng, mixed, slower), error(model, rng, decodes, slower)
+
+    in_most((0.06, 0.1), history)
 
 
 def test_a_thousand_decodes_do_not_blur_what_a_prompt_costs() -> None:
-    rng, model = fresh_random(), StepTimeModel()
-    run(model, rng, mixed, 300)
-    run(model, rng, decodes, 1000)
-    assert error(model, rng, mixed) < 0.08
+    def history(rng: random.Random) -> tuple[float, ...]:
+        model = StepTimeModel()
+        run(model, rng, mixed, 300)
+        run(model, rng, decodes, 1000)
+        return (error(model, rng, mixed),)
+
+    in_most((0.08,), history)
 
 
 def test_a_machine_that_slows_down_is_followed_within_some_tens_of_steps() -> None:
-    rng, model = fresh_random(), StepTimeModel()
-    run(model, rng, mixed, 300)
-    run(model, rng, mixed, 60, slower=2.0)
-    assert error(model, rng, mixed, 2.0) < 0.12
-    run(model, rng, mixed, 60, slower=0.7)
-    assert error(model, rng, mixed, 0.7) < 0.12
+    def history(rng: random.Random) -> tuple[float, ...]:
+        model = StepTimeModel()
+        run(model, rng, mixed, 300)
+        run(model, rng, mixed, 60, slower=2.0)
+        slow = error(model, rng, mixed, 2.0)
+        run(model, rng, mixed, 60, slower=0.7)
+        return slow, error(model, rng, mixed, 0.7)
+
+    in_most((0.12, 0.12), history)
 
 
 def test_one_step_that_was_held_up_teaches_nothing() -> None:
